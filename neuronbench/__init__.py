@@ -1,0 +1,66 @@
+"""neuronbench: a plugin-based benchmark framework for AWS Trainium and Inferentia.
+
+A benchmark is a pytest file. This module holds the public names and nothing else; see `neuronbench.hookspecs` for the
+hooks and `neuronbench.protocols` for what plugins implement.
+"""
+
+from neuronbench.bench import bench
+from neuronbench.hookspecs import hookimpl
+from neuronbench.load.arrivals import closed_loop
+from neuronbench.load.workload import synthetic
+from neuronbench.model import Failure, Gate, Metric, Outcome, Point, Record, ResourceSpec
+from neuronbench.protocols import (
+    Backend,
+    BackendInfo,
+    BootContext,
+    BootError,
+    Delivery,
+    Endpoint,
+    LaneInfo,
+    Probe,
+    Provider,
+    ProviderInfo,
+    Resource,
+    Sampler,
+    SamplerSpec,
+    Sink,
+    SinkInfo,
+    Stack,
+    Unsupported,
+    Vocabulary,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Backend",
+    "BackendInfo",
+    "BootContext",
+    "BootError",
+    "Delivery",
+    "Endpoint",
+    "Failure",
+    "Gate",
+    "LaneInfo",
+    "Metric",
+    "Outcome",
+    "Point",
+    "Probe",
+    "Provider",
+    "ProviderInfo",
+    "Record",
+    "Resource",
+    "ResourceSpec",
+    "Sampler",
+    "SamplerSpec",
+    "Sink",
+    "SinkInfo",
+    "Stack",
+    "Unsupported",
+    "Vocabulary",
+    "bench",
+    "closed_loop",
+    "hookimpl",
+    "synthetic",
+    "__version__",
+]

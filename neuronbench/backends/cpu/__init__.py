@@ -1,0 +1,32 @@
+"""The embedded default backend: vLLM on the host's CPU. Registered through the same hooks a third party uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from neuronbench.hookspecs import hookimpl
+from neuronbench.protocols import BackendInfo, ProviderInfo
+
+
+@hookimpl
+def register_backends(register: Callable[[BackendInfo], None]) -> None:
+    register(
+        BackendInfo(
+            name="cpu",
+            title="This host's CPU",
+            target="neuronbench.backends.cpu.backend:CpuBackend",
+            family="cpu",
+        )
+    )
+
+
+@hookimpl
+def register_resources(register: Callable[[ProviderInfo], None]) -> None:
+    register(
+        ProviderInfo(
+            name="endpoint/vllm-cpu",
+            kind="endpoint",
+            families=("cpu",),
+            target="neuronbench.backends.cpu.endpoint:VllmCpuProvider",
+        )
+    )

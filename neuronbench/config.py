@@ -1,0 +1,239 @@
+"""Settings: `neuronbench.toml`, environment variables and the command line, in rising order of precedence.
+
+```toml
+# neuronbench.toml, beside pyproject.toml
+data_root = "mlruns"
+tracking_uri = "http://mlflow.example:5000"
+grid = "full"
+repeats = 3
+
+[stacks]                 # an interpreter or a venv per kind; "any" serves every kind
+serving = "/opt/aws_neuronx_venv_pytorch_inference_vllm"
+
+[deadlines]              # seconds
+boot = 1800
+```
+
+Every key can be given as an environment variable too: `NEURONBENCH_REPEATS=3`, `NEURONBENCH_DEADLINES_BOOT=1800`.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from neuronbench.model import closest
+
+
+class ConfigError(ValueError):
+    """A setting is wrong: what was expected, what was found, what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlines:
+    """Nothing waits longer than this, in seconds."""
+
+    boot: float = 900.0
+    """Process start → verified and ready, compilation included."""
+    point: float = 1800.0
+    """One repeat: warm-up, window, drain."""
+    request: float = 300.0
+    """One request, from its first byte to the end of its answer."""
+    first_token: float = 180.0
+    """From a request's first byte to its first output."""
+    stop: float = 20.0
+    """Asked to end → killed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything a run can be told. Frozen; made once by `load`."""
+
+    root: Path
+    """The project's folder; relative paths below are relative to it."""
+    data_root: Path
+    """Holds receipts/, mlflow.db and artifacts/."""
+    tracking_uri: str = ""
+    """Empty: SQLite under the data root. `off`: receipts only."""
+    grid: str = "quick"
+    """Size of the grids: `quick`, `full`, or any other a grid file defines."""
+    grid_dirs: tuple[Path, ...] = ()
+    """Searched for grid files, first match wins."""
+    overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """`--nb-set key=v1,v2`: values by axis or setting, still as text."""
+    repeats: int = 1
+    resume: str = ""
+    """Empty: measure everything. `last` or a session id: skip points whose receipt is there."""
+    stacks: Mapping[str, str] = field(default_factory=dict)
+    """Kind → interpreter or venv, as told by the user."""
+    stack_sources: Mapping[str, str] = field(default_factory=dict)
+    """Kind → where that was said, for messages."""
+    traces: int = 30
+    """Request traces kept per point in MLflow; 0 for none."""
+    port: int = 0
+    """Port for served models; 0 takes a free one."""
+    endpoint: str = ""
+    """URL of a server that is already running, instead of booting one."""
+    deadlines: Deadlines = Deadlines()
+    cache_dir: Path = Path()
+    """Models that were fetched or converted, calibration."""
+
+    @property
+    def receipts_dir(self) -> Path:
+        return self.data_root / "receipts"
+
+    @property
+    def database(self) -> Path:
+        return self.data_root / "mlflow.db"
+
+    @property
+    def artifacts_dir(self) -> Path:
+        return self.data_root / "artifacts"
+
+    @property
+    def mlflow_uri(self) -> str:
+        """Where MLflow records go; empty when switched off."""
+        if self.tracking_uri == "off":
+            return ""
+        return self.tracking_uri or f"sqlite:///{self.database}"
+
+
+CONFIG_FILE = "neuronbench.toml"
+_FILE_KEYS = {
+    "data_root": str,
+    "tracking_uri": str,
+    "grid": str,
+    "grid_dirs": list,
+    "repeats": int,
+    "traces": int,
+    "port": int,
+    "endpoint": str,
+    "cache_dir": str,
+}
+
+
+def find_root(start: Path) -> Path:
+    """The nearest folder upwards that has `neuronbench.toml` or `pyproject.toml`; `start` itself otherwise."""
+    start = start.resolve()
+    for name in (CONFIG_FILE, "pyproject.toml"):
+        for folder in (start, *start.parents):
+            if (folder / name).is_file():
+                return folder
+    return start
+
+
+def load(
+    root: Path | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Read the settings. `overrides` are those of the command line (None values are ignored).
+
+    Raises `ConfigError` naming the key, what was expected and what was found.
+    """
+    environ = os.environ if environ is None else environ
+    root = find_root(Path.cwd()) if root is None else Path(root).resolve()
+    values: dict[str, Any] = {}
+    stacks: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    deadlines: dict[str, float] = {}
+
+    path = root / CONFIG_FILE
+    if path.is_file():
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from error
+        for key, value in document.items():
+            if key == "stacks":
+                for kind, where in _table(path, key, value).items():
+                    stacks[kind], sources[kind] = _typed(f"{path}: stacks.{kind}", where, str), CONFIG_FILE
+            elif key == "deadlines":
+                for name, seconds in _table(path, key, value).items():
+                    deadlines[name] = _seconds(f"{path}: deadlines.{name}", name, seconds)
+            elif key in _FILE_KEYS:
+                values[key] = _typed(f"{path}: {key}", value, _FILE_KEYS[key])
+            else:
+                known = [*_FILE_KEYS, "stacks", "deadlines"]
+                raise ConfigError(f"{path}: unknown key {key!r}{closest(key, known)}; known: {', '.join(known)}")
+
+    for key, kind in _FILE_KEYS.items():
+        text = environ.get(f"NEURONBENCH_{key.upper()}")
+        if text:
+            values[key] = text.split(os.pathsep) if kind is list else _typed(f"NEURONBENCH_{key.upper()}", text, kind)
+    for f in fields(Deadlines):
+        text = environ.get(f"NEURONBENCH_DEADLINES_{f.name.upper()}")
+        if text:
+            deadlines[f.name] = _seconds(f"NEURONBENCH_DEADLINES_{f.name.upper()}", f.name, text)
+
+    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    for kind, where in given.pop("stacks", {}).items():
+        stacks[kind], sources[kind] = where, "--nb-stack"
+    deadlines.update(given.pop("deadlines", {}))
+    values.update(given)
+
+    def folder(key: str, default: Path) -> Path:
+        return (root / Path(values[key]).expanduser()).resolve() if values.get(key) else default
+
+    cache_home = Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    settings = Settings(
+        root=root,
+        data_root=folder("data_root", root / "mlruns"),
+        cache_dir=folder("cache_dir", cache_home / "neuronbench"),
+        grid_dirs=tuple((root / Path(d).expanduser()).resolve() for d in values.get("grid_dirs", ()))
+        or (root / "benchmarks" / "grids",),
+        stacks=stacks,
+        stack_sources=sources,
+        deadlines=Deadlines(**deadlines),
+        **{k: v for k, v in values.items() if k not in ("data_root", "cache_dir", "grid_dirs")},
+    )
+    return validate(settings)
+
+
+def validate(settings: Settings) -> Settings:
+    if settings.repeats < 1:
+        raise ConfigError(f"repeats: expected a whole number from 1, found {settings.repeats}")
+    if not 0 <= settings.port <= 65535:
+        raise ConfigError(f"port: expected 0 to 65535, found {settings.port}")
+    if settings.traces < 0:
+        raise ConfigError(f"traces: expected 0 or more, found {settings.traces}")
+    return settings
+
+
+def with_data_root(settings: Settings, data_root: Path) -> Settings:
+    return replace(settings, data_root=data_root.resolve())
+
+
+def _table(path: Path, key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: {key} is a table ([{key}]); found {value!r}")
+    return value
+
+
+def _typed(where: str, value: Any, kind: type) -> Any:
+    if kind is int and isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise ConfigError(f"{where}: expected {kind.__name__}, found {value!r}")
+
+
+def _seconds(where: str, name: str, value: Any) -> float:
+    known = [f.name for f in fields(Deadlines)]
+    if name not in known:
+        raise ConfigError(f"{where}: unknown deadline{closest(name, known)}; known: {', '.join(known)}")
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if isinstance(value, bool) or not 0 < seconds < float("inf"):
+        raise ConfigError(f"{where}: expected seconds above 0, found {value!r}")
+    return seconds

@@ -1,0 +1,117 @@
+"""Metric definitions: the vocabulary of every number neuronbench writes.
+
+A definition never changes under the same version; a changed meaning is a new version. Instants of a request:
+`s` scheduled, `w` first byte written, `f` first chunk with generated output, `c` first chunk of answer text (after
+reasoning), `l` last chunk with output, `e` end of body; `n` generated tokens by the server's own count, `m` tokens in
+the first chunk. All on one monotonic clock; where the kernel stamps received data, a chunk's instant is the kernel's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from neuronbench.model import Better, Metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    """What a metric id means."""
+
+    id: str
+    text: str
+    unit: str
+    better: Better = None
+    version: int = 1
+
+
+def _table(*rows: tuple[str, str, Better, str]) -> Mapping[str, Definition]:
+    return MappingProxyType(
+        {id_: Definition(id=id_, unit=unit, better=better, text=text) for id_, unit, better, text in rows}
+    )
+
+
+DEFINITIONS: Final = _table(
+    # requests to an endpoint
+    ("ttft", "ms", "lower", "time to first token, f − w"),
+    ("ttft_due", "ms", "lower", "time to first token from the scheduled instant, f − s"),
+    ("ttfat", "ms", "lower", "time to first answer token (after reasoning), c − w"),
+    ("tpot", "ms", "lower", "time per output token after the first chunk, (l − f)/(n − m); null when n ≤ m"),
+    ("icl", "ms", "lower", "inter-chunk latency: gaps between consecutive output chunks"),
+    ("itl", "ms", "lower", "inter-token latency: icl where every chunk carried exactly one token, else null"),
+    ("max_stall", "ms", "lower", "longest icl of a request"),
+    ("e2e", "ms", "lower", "end to end, l − w"),
+    ("e2e_due", "ms", "lower", "end to end from the scheduled instant, l − s"),
+    ("send_lag", "ms", "lower", "w − s: how late the client wrote the request"),
+    ("client_lag", "ms", "lower", "time of read − kernel receive time, per read"),
+    ("output_throughput", "tok/s", "higher", "tokens emitted inside the window / window, by chunk time"),
+    ("request_throughput", "req/s", "higher", "requests that ended inside the window / window"),
+    ("goodput", "req/s", "higher", "requests scheduled in the window that met every SLO / window"),
+    ("attainment", "share", "higher", "share of all scheduled requests that met every SLO"),
+    ("error_rate", "share", "lower", "failed requests / scheduled requests"),
+    ("achieved_rate", "req/s", None, "requests written / window"),
+    ("in_flight", "requests", None, "time integral of requests in flight / window"),
+    ("input_tokens", "tokens", None, "prompt tokens of a request by the server's count"),
+    ("output_tokens", "tokens", None, "generated tokens of a request by the server's count"),
+    ("tokens_per_chunk", "tokens", None, "generated tokens / output chunks of a request"),
+    ("acceptance_rate", "share", "higher", "accepted / drafted tokens, from server counter deltas over the window"),
+    ("accepted_per_step", "tokens", "higher", "accepted tokens per verification step, from server counters"),
+    ("prefix_hit_rate", "share", "higher", "prefix cache hits / queries, from server counter deltas over the window"),
+    ("kv_usage", "share", None, "share of the KV cache in use, mean over the window's samples"),
+    ("queue_time", "ms", "lower", "mean time a request waited in the server's queue, from its counters"),
+    # the server's process tree
+    ("server_cpu", "%", None, "CPU of the server's process tree; 100 % is one core"),
+    ("server_rss", "MiB", "lower", "resident memory of the server's process tree"),
+    ("client_cpu", "%", None, "CPU of the load driver; 100 % is one core"),
+    # boots and compiles
+    ("boot_time", "s", "lower", "process start → first verified generated token"),
+    ("boot_spawn", "s", "lower", "process start → the engine begins to load"),
+    ("boot_weights", "s", "lower", "loading of weights, by the server's own log"),
+    ("boot_compile", "s", "lower", "compilation, memory profiling and cache set-up, by the server's own log"),
+    ("boot_listen", "s", "lower", "engine ready → the health check answers"),
+    ("boot_first_token", "s", "lower", "health check answers → first verified generation"),
+    ("compile_time", "s", "lower", "wall of producing an artifact, cold"),
+    ("load_time", "s", "lower", "wall of loading an artifact"),
+    # device loops
+    ("latency", "ms", "lower", "one call, device finished inside the timer"),
+    ("throughput", "items/s", "higher", "items finished in the window / window, over all parallel workers"),
+    ("step_time", "ms", "lower", "optimiser step with a device barrier inside the timer"),
+    ("step_time_wall", "ms", "lower", "(train wall − first step) / (steps − 1)"),
+    ("train_throughput", "tok/s", "higher", "non-padding tokens counted from the batches / wall of the window"),
+    ("mfu", "%", "higher", "model FLOPs utilisation by the named FLOP model, peak and cores used"),
+    ("cost_per_1m_tokens", "USD", "lower", "hourly price / 3600 / rate × 1e6"),
+)
+
+
+def metric(
+    id: str,
+    value: float | None,
+    *,
+    stat: str = "",
+    n: int = 0,
+    low: float | None = None,
+    high: float | None = None,
+    confidence: float | None = None,
+    note: str = "",
+) -> Metric:
+    """A `Metric` of a known definition, with its unit and direction filled in.
+
+    Raises `KeyError` for an id that has no definition: a number without a definition is not recorded. Lanes with
+    metrics of their own declare them in their `LaneInfo`.
+    """
+    definition = DEFINITIONS[id]
+    return Metric(
+        id=id,
+        value=value,
+        unit=definition.unit,
+        stat=stat,
+        better=definition.better,
+        n=n,
+        low=low,
+        high=high,
+        confidence=confidence,
+        version=definition.version,
+        note=note,
+    )

@@ -1,0 +1,1 @@
+"""The measuring client: plan, drive, record, reduce."""

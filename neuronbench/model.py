@@ -1,0 +1,511 @@
+"""The data everything else passes around: points, resource specs, metrics, gates, records.
+
+This module is the bottom of the import graph: standard library only, no I/O. Every type here is either a frozen
+value or (the one exception) `Record`, which is filled while a repeat runs and becomes immutable once it is a receipt.
+
+Canonical JSON and fingerprints live here too, because identity is a property of the data and not of who writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, Final, Literal, TypeAlias
+
+SCHEMA_VERSION: Final = 1
+"""Version of `record.json`. A reader accepts this one and the one before."""
+
+Json: TypeAlias = Any
+"""A value that `json` can write: None, bool, int, float, str, list, or a dict with string keys."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# canonical JSON
+
+
+def jsonable(value: object) -> Json:
+    """Reduce `value` to plain JSON types; raise `TypeError`/`ValueError` for what JSON cannot hold.
+
+    Not-a-number and infinities are refused rather than written as the non-standard literals `NaN`/`Infinity`: a
+    missing number is None everywhere in neuronbench.
+    """
+    if value is None or isinstance(value, (bool, int, str)) and not isinstance(value, enum.Enum):
+        return value
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value!r} is not a JSON number; a missing value is None")
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    to_json = getattr(value, "to_json", None)
+    if callable(to_json):
+        return to_json()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        out: dict[str, Json] = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"JSON keys are strings; found {key!r} ({type(key).__name__})")
+            out[key] = jsonable(item)
+        return out
+    if isinstance(value, (set, frozenset)):
+        raise TypeError("a set has no order, so it has no canonical JSON; use a sorted list")
+    if isinstance(value, Iterable):
+        return [jsonable(item) for item in value]
+    item_method = getattr(value, "item", None)  # numpy scalars, without importing numpy
+    if callable(item_method):
+        return jsonable(item_method())
+    raise TypeError(f"{type(value).__name__} is not JSON-serialisable: {value!r}")
+
+
+def canonical_json(value: object) -> str:
+    """JSON with sorted keys and no white space: equal data gives equal text, whatever the order it was built in."""
+    return json.dumps(jsonable(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def fingerprint(value: object, *, digest_bytes: int = 8) -> str:
+    """BLAKE2b of the canonical JSON of `value`, as lower-case hex (`2 * digest_bytes` characters)."""
+    return hashlib.blake2b(canonical_json(value).encode(), digest_size=digest_bytes).hexdigest()
+
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._=+@-]+")
+
+
+def slug(text: str, *, limit: int = 120) -> str:
+    """`text` as a file name that is safe on every platform; shortened with a digest when longer than `limit`."""
+    clean = _UNSAFE.sub("-", text).strip("-.") or "x"
+    if len(clean) > limit:
+        clean = clean[: limit - 9] + "-" + hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return clean
+
+
+class FrozenMap(Mapping[str, Json]):
+    """A read-only, hashable mapping of JSON values; equality and hash follow the canonical JSON."""
+
+    __slots__ = ("_data", "_key")
+
+    def __init__(self, data: Mapping[str, Json] | None = None, /, **kwargs: Json) -> None:
+        self._data: dict[str, Json] = jsonable({**(data or {}), **kwargs})
+        self._key: str | None = None
+
+    def __getitem__(self, key: str) -> Json:
+        return self._data[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __hash__(self) -> int:
+        if self._key is None:
+            self._key = canonical_json(self._data)
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Mapping):
+            return self._data == dict(other)
+        return NotImplemented
+
+    def __repr__(self) -> str:
+        return f"FrozenMap({self._data!r})"
+
+    def to_json(self) -> dict[str, Json]:
+        return dict(self._data)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# what is asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One benchmark × one backend × one set of parameters: one pytest item.
+
+    `params` holds every parameter that was decided before the run, axes and shared settings alike. `axes` names those
+    that vary in the grid; they alone make up the readable `id`.
+    """
+
+    benchmark: str
+    """Where the benchmark is: `path/of/file.py::function`, relative to the root folder."""
+    lane: str
+    backend: str
+    params: FrozenMap
+    axes: tuple[str, ...] = ()
+    source_hash: str = ""
+    """Digest of the benchmark function's source: a changed benchmark is another benchmark."""
+    id: str = ""
+    """Readable and safe as a file name, unique within a session."""
+
+    def __getitem__(self, key: str) -> Json:
+        try:
+            return self.params[key]
+        except KeyError:
+            known = ", ".join(sorted(self.params)) or "none"
+            raise KeyError(f"point has no parameter {key!r}; it has: {known}") from None
+
+    def get(self, key: str, default: Json = None) -> Json:
+        return self.params.get(key, default)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity across sessions: canonical spec, source of the benchmark and record schema."""
+        return fingerprint(
+            {
+                "schema": SCHEMA_VERSION,
+                "benchmark": self.benchmark,
+                "lane": self.lane,
+                "backend": self.backend,
+                "params": self.params,
+                "source": self.source_hash,
+            }
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "id": self.id,
+            "fingerprint": self.fingerprint,
+            "benchmark": self.benchmark,
+            "lane": self.lane,
+            "backend": self.backend,
+            "params": self.params.to_json(),
+            "axes": list(self.axes),
+            "source_hash": self.source_hash,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Point:
+        return cls(
+            benchmark=data["benchmark"],
+            lane=data["lane"],
+            backend=data["backend"],
+            params=FrozenMap(data["params"]),
+            axes=tuple(data.get("axes", ())),
+            source_hash=data.get("source_hash", ""),
+            id=data["id"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceSpec:
+    """Describes an expensive live thing a point needs. Equal specs share one live resource."""
+
+    kind: str
+    """`endpoint`, `compiled_model`, `trainer`, or a kind a plugin brings."""
+    backend: str
+    provider: str
+    """Name of the registered provider that can boot it."""
+    settings: FrozenMap
+    """Everything that makes the resource what it is (model, dtype, engine arguments, ...)."""
+    cores: int = 1
+    """Share of the backend's capacity it holds, in the backend's own unit."""
+
+    @property
+    def key(self) -> str:
+        return fingerprint(self)
+
+    @property
+    def id(self) -> str:
+        """Short readable name: `endpoint-1a2b3c4d`."""
+        return f"{self.kind}-{self.key[:8]}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# what is observed
+
+Better: TypeAlias = Literal["lower", "higher"] | None
+
+_UNIT_SLUGS: Final = {"tok/s": "tok_s", "req/s": "req_s", "items/s": "items_s", "%": "pct", "USD": "usd", "B": "bytes"}
+
+
+def unit_slug(unit: str) -> str:
+    """`tok/s` → `tok_s`: the unit as it appears in metric names."""
+    return _UNIT_SLUGS.get(unit, re.sub(r"[^A-Za-z0-9]+", "_", unit).strip("_"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One number with all that is needed to quote it.
+
+    `value` is None when the quantity is missing (never 0), is not evaluable, or is unbounded (a percentile that falls
+    on failed requests); `note` then says why and what would give it.
+    """
+
+    id: str
+    """Id of the definition in `neuronbench.definitions`, such as `ttft`."""
+    value: float | None
+    unit: str
+    stat: str = ""
+    """`p50`, `p99`, `mean`, `max`, ...; empty when the definition is a single number."""
+    better: Better = None
+    n: int = 0
+    """Number of observations the value rests on."""
+    low: float | None = None
+    high: float | None = None
+    """Bounds at `confidence`; None where the data give no such bound."""
+    confidence: float | None = None
+    version: int = 1
+    note: str = ""
+
+    @property
+    def definition(self) -> str:
+        return f"{self.id}@{self.version}"
+
+    @property
+    def key(self) -> str:
+        """`ttft_p99_ms`, `output_throughput_tok_s`: the name used by `measure.check` and in receipts."""
+        return "_".join(part for part in (self.id, self.stat, unit_slug(self.unit)) if part)
+
+    @property
+    def path(self) -> str:
+        """`ttft/p99_ms`: the name used in MLflow."""
+        return self.id + "/" + "_".join(part for part in (self.stat, unit_slug(self.unit)) if part)
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "definition": self.definition,
+            "stat": self.stat,
+            "value": None if self.value is None else jsonable(float(self.value)),
+            "unit": self.unit,
+            "better": self.better,
+            "n": self.n,
+            "low": self.low,
+            "high": self.high,
+            "confidence": self.confidence,
+            "note": self.note,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Metric:
+        id_, _, version = data["definition"].partition("@")
+        return cls(
+            id=id_,
+            version=int(version or 1),
+            stat=data["stat"],
+            value=data["value"],
+            unit=data["unit"],
+            better=data["better"],
+            n=data["n"],
+            low=data.get("low"),
+            high=data.get("high"),
+            confidence=data.get("confidence"),
+            note=data.get("note", ""),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """A check with observed value and limit.
+
+    `passed` is None when it could not be evaluated, which is not a pass: `message` says why. A failed gate of severity
+    `invalid` makes the record invalid, one of severity `provisional` makes it provisional, `info` only informs.
+    """
+
+    id: str
+    passed: bool | None
+    observed: Json = None
+    limit: Json = None
+    unit: str = ""
+    severity: Literal["invalid", "provisional", "info"] = "invalid"
+    message: str = ""
+
+
+class Outcome(enum.StrEnum):
+    """What became of a repeat. Validity is a separate question."""
+
+    OK = "ok"
+    SLO_MISS = "slo_miss"
+    FAILED = "failed"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    INTERRUPTED = "interrupted"
+    SKIPPED = "skipped"
+    XFAILED = "xfailed"
+    CACHED = "cached"
+
+
+class Validity(enum.StrEnum):
+    """Whether the numbers may be quoted."""
+
+    VALID = "valid"
+    INVALID = "invalid"
+    PROVISIONAL = "provisional"
+
+
+class Provenance(enum.StrEnum):
+    """Where the numbers come from. Anything but `measured` is marked wherever it is shown."""
+
+    MEASURED = "measured"
+    SIMULATED = "simulated"
+    IMPORTED = "imported"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a repeat has no result: its class, the causal line, and what to do about it."""
+
+    kind: str
+    """Class of the taxonomy, such as `port_in_use` or `host_oom`; `unclassified` when no rule matched."""
+    phase: str
+    """`collect`, `boot`, `warmup`, `window`, `reduce`, `check`, `teardown`."""
+    message: str
+    causal_line: str = ""
+    """The earliest line of a log that explains the failure, verbatim; wrappers are never accepted as the cause."""
+    cause: str = ""
+    remedy: str = ""
+    log: str = ""
+    """The log the causal line stands in, relative to the receipt."""
+    exit_status: int | None = None
+    traceback: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Facts of host, stack and harness, namespaced (`host.cpu_model`, `stack.vllm`), secrets redacted."""
+
+    facts: FrozenMap = FrozenMap()
+    key: str = ""
+    """Digest of those facts that make two results comparable (see `neuronbench.environment`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceRef:
+    """How a record cites the resource it was measured on."""
+
+    id: str
+    kind: str
+    spec: FrozenMap
+    facts: FrozenMap = FrozenMap()
+    """What became known at boot: weights' digests, versions, command line."""
+    boot_receipt: str = ""
+    """Receipt id of the boot or compile record, `<session>/<name>`."""
+
+
+RecordKind: TypeAlias = Literal["point", "boot", "compile", "summary"]
+
+
+class Frozen(RuntimeError):
+    """A closed record was written to, or a metric was written twice."""
+
+
+@dataclass(kw_only=True)
+class Record:
+    """What a repeat leaves behind. Filled while it runs, closed exactly once, then written as a receipt."""
+
+    session: str
+    point: Point
+    repeat: int = 1
+    kind: RecordKind = "point"
+    name: str = ""
+    """Folder name of the receipt within the session; derived from point and repeat when empty."""
+    outcome: Outcome | None = None
+    provenance: Provenance = Provenance.MEASURED
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    gates: list[Gate] = field(default_factory=list)
+    resource: ResourceRef | None = None
+    environment: Environment = Environment()
+    error: Failure | None = None
+    reason: str = ""
+    """Why it was skipped, cached or expected to fail."""
+    started_at: str = ""
+    """UTC, ISO 8601 with microseconds."""
+    ended_at: str = ""
+    duration_s: float | None = None
+    workload: dict[str, Json] = field(default_factory=dict)
+    """Identity of the load: plan hash, arrivals, lengths asked for, warm-up, window."""
+    tables: dict[str, str] = field(default_factory=dict)
+    """Parquet tables beside the record: name → file name."""
+    attachments: list[str] = field(default_factory=list)
+    """Other files beside the record (logs, raw output), relative paths."""
+    notes: list[str] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+    _closed: bool = field(default=False, repr=False, compare=False)
+
+    @property
+    def receipt_name(self) -> str:
+        return self.name or f"{slug(self.point.id or self.point.fingerprint)}--r{self.repeat}"
+
+    @property
+    def receipt_id(self) -> str:
+        return f"{self.session}/{self.receipt_name}"
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def validity(self) -> Validity:
+        """Worst verdict of the gates; a gate that could not be evaluated never makes a record invalid by itself."""
+        failed = {gate.severity for gate in self.gates if gate.passed is False}
+        if "invalid" in failed:
+            return Validity.INVALID
+        if "provisional" in failed:
+            return Validity.PROVISIONAL
+        return Validity.VALID
+
+    def add(self, *metrics: Metric) -> None:
+        """Add metrics; a key that is already there is an error, because a result is never overwritten."""
+        self._writable()
+        for metric in metrics:
+            if metric.key in self.metrics:
+                raise Frozen(f"metric {metric.key!r} is already recorded; results are added to, never overwritten")
+            jsonable(metric.value)
+            self.metrics[metric.key] = metric
+
+    def gate(self, *gates: Gate) -> None:
+        self._writable()
+        self.gates.extend(gates)
+
+    def close(self, outcome: Outcome, *, ended_at: str, duration_s: float | None) -> None:
+        self._writable()
+        self.outcome, self.ended_at, self.duration_s = outcome, ended_at, duration_s
+        self._closed = True
+
+    def _writable(self) -> None:
+        if self._closed:
+            raise Frozen(f"record {self.receipt_id} is closed")
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": self.kind,
+            "session": self.session,
+            "name": self.receipt_name,
+            "point": self.point.to_json(),
+            "repeat": self.repeat,
+            "outcome": self.outcome.value if self.outcome else None,
+            "validity": self.validity.value,
+            "provenance": self.provenance.value,
+            "reason": self.reason,
+            "error": jsonable(self.error),
+            "started_at": self.started_at,
+            "ended_at": self.ended_at,
+            "duration_s": self.duration_s,
+            "metrics": {key: metric.to_json() for key, metric in self.metrics.items()},
+            "gates": [jsonable(gate) for gate in self.gates],
+            "workload": jsonable(self.workload),
+            "resource": jsonable(self.resource),
+            "environment": jsonable(self.environment),
+            "tables": dict(self.tables),
+            "attachments": list(self.attachments),
+            "notes": list(self.notes),
+            "tags": dict(self.tags),
+        }
+
+
+def closest(name: str, known: Sequence[str]) -> str:
+    """` (did you mean 'x'?)` or an empty string: for error messages about unknown names."""
+    import difflib
+
+    match = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {match[0]!r}?)" if match else ""

@@ -1,0 +1,268 @@
+"""What the parts promise each other. Objects that satisfy these do the work; hooks only register and observe.
+
+Third parties implement `Backend`, `Provider`, `Resource`, `Sink` and `Sampler`; nothing here needs a base class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from neuronbench.model import Failure, FrozenMap, Json, Metric, Point, Record, ResourceSpec
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# what plugins register. Keyword-only, so that a later field with a default breaks nobody.
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendInfo:
+    """A kind of hardware. `target` is `"package.module:Class"`, imported on first use; `Class(info)` is a `Backend`."""
+
+    name: str
+    title: str
+    target: str
+    family: str
+    """Providers name the families they serve: `cpu`, `neuron`."""
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneInfo:
+    """A family of benchmarks with one metric vocabulary."""
+
+    name: str
+    title: str
+    headline: tuple[str, ...] = ()
+    """Metric keys shown in tables, in order, such as `ttft_p50_ms`."""
+    needs: tuple[str, ...] = ()
+    """Kinds of resource its benchmarks lease."""
+    version: int = 1
+    definitions: Mapping[str, tuple[str, Literal["lower", "higher"] | None, str]] = field(default_factory=dict)
+    """Metrics of the lane's own: id → (unit, better, meaning)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProviderInfo:
+    """Something that can boot a kind of resource on some families of hardware. `target(info)` is a `Provider`."""
+
+    name: str
+    """`endpoint/vllm-cpu`: kind, slash, what it is."""
+    kind: str
+    families: tuple[str, ...]
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkInfo:
+    """A place receipts are forwarded to. `target(settings)` is a `Sink`."""
+
+    name: str
+    title: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerSpec:
+    """A telemetry sampler, described so that the telemetry process can build it: `target(**options)` is a `Sampler`."""
+
+    name: str
+    target: str
+    options: Mapping[str, Json] = field(default_factory=dict)
+    period_s: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsupported:
+    """Verdict of `check_point`: the point is skipped, or expected to fail when `known_bad`."""
+
+    reason: str
+    known_bad: bool = False
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# backends and stacks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What a backend found on this host. `reason` names what is missing when not `available`."""
+
+    available: bool
+    reason: str = ""
+    cores: int = 0
+    facts: FrozenMap = FrozenMap()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A Python interpreter that can import the accelerator's software. Never the harness's own."""
+
+    kind: str
+    """What it is for: `serving`, `compile`, `train`."""
+    python: Path
+    source: str
+    """Why this one: `--nb-stack`, `neuronbench.toml`, `.venv-cpu beside the project`, ..."""
+    packages: FrozenMap = FrozenMap()
+    """Distribution name → version, of those that matter."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A kind of hardware and how to use it. Constructed once per session with its `BackendInfo`."""
+
+    info: BackendInfo
+
+    def probe(self) -> Probe:
+        """Look at the host; seconds at most, starts no accelerator process. Called once and cached."""
+
+    def stack(self, kind: str, settings: Any) -> Stack:
+        """The interpreter to use for `kind`; raises `LookupError` that lists where it looked and how to make one."""
+
+    def facts(self) -> Mapping[str, Json]:
+        """Facts for the environment: driver, SDK, instance type."""
+
+    def failure_rules(self) -> Sequence[Any]:
+        """Extra `neuronbench.failures.Rule`s, tried before the general ones."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# resources
+
+
+class Progress(Protocol):
+    """Where long steps say what they are doing. Cheap to call; the receiver limits the rate of what is printed."""
+
+    def __call__(self, text: str) -> None: ...
+
+
+@dataclass(kw_only=True)
+class BootContext:
+    """All a provider may use while it boots."""
+
+    backend: Backend
+    settings: Any
+    """`neuronbench.config.Settings`."""
+    folder: Path
+    """Empty folder for logs and scratch files of this boot; it becomes the attachments of the boot record."""
+    deadline_s: float
+    progress: Progress
+    spawn: Callable[..., Any]
+    """`neuronbench.processes.spawn` with the session's pid folder filled in: the only way to start a child."""
+
+
+class BootError(Exception):
+    """A resource could not be made. Carries the classified failure, and what had been measured until then."""
+
+    def __init__(self, failure: Failure, *, metrics: Sequence[Metric] = (), facts: Mapping[str, Json] | None = None):
+        super().__init__(f"{failure.kind}: {failure.causal_line or failure.message}")
+        self.failure = failure
+        self.metrics = list(metrics)
+        self.facts = dict(facts or {})
+
+
+@runtime_checkable
+class Resource(Protocol):
+    """A live, leased thing."""
+
+    spec: ResourceSpec
+    facts: Mapping[str, Json]
+    """Known at boot: weights' digests, versions, command line, port."""
+    boot_metrics: Sequence[Metric]
+    logs: Sequence[Path]
+
+    def alive(self) -> bool:
+        """Cheap; called before each lease."""
+
+    def pids(self) -> Sequence[int]:
+        """Root processes, for telemetry of the process tree."""
+
+    def diagnose(self, phase: str) -> Failure | None:
+        """When it died or misbehaves: why, from its logs and exit status."""
+
+    def stop(self) -> None:
+        """End it and everything it started; idempotent; returns when it is gone."""
+
+
+@runtime_checkable
+class Endpoint(Resource, Protocol):
+    """A served model behind an OpenAI-compatible API."""
+
+    base_url: str
+    """`http://127.0.0.1:8000`, without `/v1`."""
+    model: str
+    """The name to send in requests."""
+    vocabulary: Vocabulary | None
+    """Token ids that synthetic prompts may use; None when unknown."""
+    metrics_url: str | None
+    api_key: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """Ids of ordinary tokens, from which prompts of an exact length are drawn without any tokenizer."""
+
+    size: int
+    special_ids: tuple[int, ...] = ()
+    max_model_len: int | None = None
+
+
+@runtime_checkable
+class Provider(Protocol):
+    """Boots one kind of resource. Constructed once per session with its `ProviderInfo`."""
+
+    info: ProviderInfo
+
+    def spec(self, point: Point, backend: Backend, settings: Any) -> ResourceSpec:
+        """Derive the spec from the point's parameters: pure, no I/O beyond reading local model metadata."""
+
+    def check(self, spec: ResourceSpec, backend: Backend, settings: Any) -> Unsupported | None:
+        """Static checks that cost no boot: divisibility, context length against the model, missing stack."""
+
+    def boot(self, spec: ResourceSpec, context: BootContext) -> Resource:
+        """Make it live and verified, or raise `BootError`. Must not outlive `context.deadline_s`."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# recording
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Runs inside the telemetry process."""
+
+    def read(self) -> Mapping[str, float | None]:
+        """One sample: series name → value. An absent sensor is None or left out, never 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """What a sink did with a receipt."""
+
+    state: Literal["delivered", "pending"]
+    reference: str = ""
+    """Where it is now, such as an MLflow run id."""
+    reason: str = ""
+    """Why it is pending."""
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Forwards receipts. A failure is returned as `pending`, never raised: a sink cannot fail a point."""
+
+    name: str
+
+    def write(self, receipt: Path) -> Delivery:
+        """Deliver the receipt in that folder; idempotent."""
+
+    def close(self) -> None:
+        """Finish the session (parent runs, reports)."""
+
+
+__all__ = [
+    "Backend", "BackendInfo", "BootContext", "BootError", "Delivery", "Endpoint", "LaneInfo", "Probe", "Progress",
+    "Provider", "ProviderInfo", "Resource", "Sampler", "SamplerSpec", "Sink", "SinkInfo", "Stack", "Unsupported",
+    "Vocabulary", "Record", "Failure",
+]  # fmt: skip
