@@ -154,8 +154,8 @@ def load(
                 for kind, where in _table(path, key, value).items():
                     stacks[kind], sources[kind] = _typed(f"{path}: stacks.{kind}", where, str), CONFIG_FILE
             elif key == "deadlines":
-                for name, seconds in _table(path, key, value).items():
-                    deadlines[name] = _seconds(f"{path}: deadlines.{name}", name, seconds)
+                for name, value_s in _table(path, key, value).items():
+                    deadlines[name] = seconds(f"{path}: deadlines.{name}", name, value_s)
             elif key in _FILE_KEYS:
                 values[key] = _typed(f"{path}: {key}", value, _FILE_KEYS[key])
             else:
@@ -169,7 +169,7 @@ def load(
     for f in fields(Deadlines):
         text = environ.get(f"NEURONBENCH_DEADLINES_{f.name.upper()}")
         if text:
-            deadlines[f.name] = _seconds(f"NEURONBENCH_DEADLINES_{f.name.upper()}", f.name, text)
+            deadlines[f.name] = seconds(f"NEURONBENCH_DEADLINES_{f.name.upper()}", f.name, text)
 
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
     for kind, where in given.pop("stacks", {}).items():
@@ -226,14 +226,15 @@ def _typed(where: str, value: Any, kind: type) -> Any:
     raise ConfigError(f"{where}: expected {kind.__name__}, found {value!r}")
 
 
-def _seconds(where: str, name: str, value: Any) -> float:
+def seconds(where: str, name: str, value: Any) -> float:
+    """A deadline from text or number; raises `ConfigError` naming `where` it was said."""
     known = [f.name for f in fields(Deadlines)]
     if name not in known:
         raise ConfigError(f"{where}: unknown deadline{closest(name, known)}; known: {', '.join(known)}")
     try:
-        seconds = float(value)
+        number = float(value)
     except (TypeError, ValueError):
-        seconds = -1.0
-    if isinstance(value, bool) or not 0 < seconds < float("inf"):
+        number = -1.0
+    if isinstance(value, bool) or not 0 < number < float("inf"):
         raise ConfigError(f"{where}: expected seconds above 0, found {value!r}")
-    return seconds
+    return number

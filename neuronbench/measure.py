@@ -1,0 +1,198 @@
+"""The `measure` object: what a benchmark calls to measure, to check, and to record.
+
+One `Measure` belongs to one repeat and writes into its record. It holds the order of things together (samplers before
+the driver, nothing else while the window is open, reduction afterwards); the parts do the work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from neuronbench.definitions import DEFINITIONS
+from neuronbench.model import Better, Failure, Gate, Metric, closest
+from neuronbench.protocols import Endpoint, Resource
+from neuronbench.telemetry.request import TelemetryRequest
+
+if TYPE_CHECKING:
+    from neuronbench.load.reduce import Reduction
+    from neuronbench.session import OpenRecord, Session
+
+
+class SloMiss(AssertionError):
+    """A limit was missed; the numbers are recorded all the same."""
+
+
+class PointFailure(Exception):
+    """The point has no result, and why."""
+
+    def __init__(self, failure: Failure) -> None:
+        text = failure.causal_line or failure.message
+        super().__init__(f"{failure.kind}: {text}" + (f"\nremedy: {failure.remedy}" if failure.remedy else ""))
+        self.failure = failure
+
+
+class DeadlineExceeded(PointFailure):
+    """Something took longer than it may."""
+
+
+@dataclass(kw_only=True)
+class Served:
+    """What `measure.serve` found."""
+
+    metrics: Mapping[str, Metric]
+    gates: Sequence[Gate]
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Failed requests by class."""
+    table: Path | None = None
+
+    def __getitem__(self, key: str) -> float | None:
+        """Value of a metric, such as `ttft_p99_ms`."""
+        return self.metrics[key].value
+
+
+class Measure:
+    """Measures one repeat of one point. Made by the `measure` fixture."""
+
+    def __init__(
+        self,
+        session: Session,
+        opened: OpenRecord,
+        *,
+        telemetry: TelemetryRequest | None = None,
+        slo: Mapping[str, float] | None = None,
+    ) -> None:
+        self._session = session
+        self._opened = opened
+        self._telemetry = telemetry or TelemetryRequest()
+        self._slo = dict(slo or {})
+        self.record = opened.record
+        self.point = opened.record.point
+
+    # -- recording ----------------------------------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        """Files written here become part of the receipt."""
+        return self._opened.folder
+
+    def metric(
+        self,
+        id: str,
+        value: float | None,
+        *,
+        unit: str | None = None,
+        better: Better = None,
+        stat: str = "",
+        n: int = 1,
+        note: str = "",
+    ) -> Metric:
+        """Record a number of your own. `unit` and `better` may be left out for ids that neuronbench defines."""
+        definition = DEFINITIONS.get(id)
+        if definition is None and unit is None:
+            known = closest(id, list(DEFINITIONS))
+            raise ValueError(f"metric {id!r} is not defined by neuronbench{known}: say its unit (unit='ms')")
+        if definition is not None and unit not in (None, definition.unit):
+            raise ValueError(f"metric {id!r} is defined in {definition.unit}; found {unit!r}")
+        made = Metric(
+            id=id,
+            value=value,
+            unit=definition.unit if definition else str(unit),
+            better=definition.better if definition else better,
+            stat=stat,
+            n=n,
+            note=note,
+        )
+        self.record.add(made)
+        return made
+
+    def gate(self, gate: Gate) -> None:
+        """Record a check of your own; a failed one of severity `invalid` makes the record invalid."""
+        self.record.gate(gate)
+
+    def note(self, text: str) -> None:
+        """A remark for the receipt and the MLflow run."""
+        self.record.notes.append(text)
+
+    def check(self, key: str, *, at_most: float | None = None, at_least: float | None = None) -> float:
+        """Fail the point with outcome `slo_miss` unless the metric `key` is there and within the limits.
+
+        A metric that is missing or unbounded (its percentile falls on failed requests) does not meet any limit.
+        Returns the value.
+        """
+        if (at_most is None) == (at_least is None):
+            raise ValueError("check: give exactly one of at_most and at_least")
+        metric = self.record.metrics.get(key)
+        if metric is None:
+            keys = list(self.record.metrics)
+            raise SloMiss(f"{key}: no such metric in this record{closest(key, keys)}; it has: {', '.join(sorted(keys))}")
+        limit = at_most if at_most is not None else at_least
+        sign = "≤" if at_most is not None else "≥"
+        self.record.workload.setdefault("checks", []).append({"metric": key, "limit": limit, "sign": sign})
+        if metric.value is None:
+            raise SloMiss(f"{key} {sign} {limit:g} cannot be confirmed: no value ({metric.note or 'not measured'})")
+        missed = metric.value > at_most if at_most is not None else metric.value < (at_least or 0.0)
+        if missed:
+            raise SloMiss(f"{key} is {metric.value:.6g} {metric.unit}, expected {sign} {limit:g}")
+        return metric.value
+
+    # -- measuring ----------------------------------------------------------------------------------------------------
+
+    def serve(
+        self,
+        endpoint: Endpoint,
+        arrivals: Any,
+        workload: Any,
+        *,
+        api: Literal["completions", "chat"] | None = None,
+        slo: Mapping[str, float] | None = None,
+    ) -> Served:
+        """Send `workload` to `endpoint` as `arrivals` say and record what came of it.
+
+        Warm-up, ramp, steady window, drain; telemetry of the server meanwhile. `api` defaults to the point's own.
+        Raises `PointFailure` when there is no result (server gone, driver killed, deadline), after everything that
+        was seen has been recorded.
+        """
+        from neuronbench.measure_serving import serve
+
+        return serve(
+            self._session,
+            self._opened,
+            endpoint,
+            arrivals,
+            workload,
+            telemetry=self._telemetry,
+            api=api or self.point.get("api") or "completions",
+            slo={**self._slo, **(slo or {})},
+        )
+
+    def run(self, resource: Resource | None, body: Any) -> Any:
+        """Run `body()` as the measured part: inside the `measuring` hook, so that profilers see it."""
+        return self._session.plugins.measuring(self.point, resource, self.record, body)
+
+
+def clock_epoch() -> dict[str, int]:
+    """The same instant on the monotonic and on the wall clock, both in ns, so that one can be told from the other.
+
+    The wall clock is read between two reads of the monotonic one; of several tries the tightest is kept.
+    """
+    best: tuple[int, int, int] | None = None
+    for _ in range(5):
+        before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        if best is None or after - before < best[0]:
+            best = (after - before, (before + after) // 2, wall)
+    assert best is not None
+    return {"mono_ns": best[1], "utc_ns": best[2], "uncertainty_ns": best[0]}
+
+
+def reduction_served(reduction: Reduction) -> Served:
+    """The public view of a reduction."""
+    return Served(
+        metrics={metric.key: metric for metric in reduction.metrics},
+        gates=list(reduction.gates),
+        failures=dict(reduction.failures),
+        table=reduction.table,
+    )

@@ -1,0 +1,175 @@
+"""What a person at a terminal sees: progress on long steps, a word per point, and the summary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from neuronbench.model import Outcome, Record
+
+if TYPE_CHECKING:
+    from neuronbench.session import Session
+
+HEARTBEAT_S = 10.0
+"""Between two progress lines where the output is not a terminal."""
+REDRAW_S = 0.25
+"""Between two updates of the line on a terminal."""
+
+
+class Terminal:
+    """Registered as a plugin of its own, so that all that is printed is in one place."""
+
+    def __init__(self, config: pytest.Config, session: Callable[[pytest.Config], Session | None]) -> None:
+        self._config = config
+        self._session_of = session
+        self._last = 0.0
+        self._open_line = False
+        self._started = time.monotonic()
+
+    # -- progress -----------------------------------------------------------------------------------------------------
+
+    def progress(self, text: str) -> None:
+        """Show what a long step is doing: rewritten in place on a terminal, a line now and then elsewhere."""
+        reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is None or self._config.get_verbosity() < 0:
+            return
+        now = time.monotonic()
+        tty = bool(reporter.isatty)
+        if now - self._last < (REDRAW_S if tty else HEARTBEAT_S):
+            return
+        self._last = now
+        capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
+        if capture is None:
+            self._write(reporter, text, tty)
+        else:
+            with capture.global_and_fixture_disabled():
+                self._write(reporter, text, tty)
+
+    def _write(self, reporter: Any, text: str, tty: bool) -> None:
+        width = self._config.get_terminal_writer().fullwidth
+        if tty:
+            if not self._open_line:
+                reporter.ensure_newline()
+            reporter.rewrite(f"  {text}"[: width - 1], erase=True)
+            self._open_line = True
+        else:
+            reporter.ensure_newline()
+            reporter.write_line(f"  [{time.monotonic() - self._started:6.0f} s] {text}")
+        reporter.flush()
+
+    def _end_line(self) -> None:
+        if self._open_line:
+            reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+            reporter.rewrite("", erase=True)
+            reporter.write("\r")
+            self._open_line = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._last = 0.0
+        self._end_line()
+
+    # -- words --------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def headline(record: Record, keys: Sequence[str]) -> str:
+        from neuronbench.report.tables import headline
+
+        return headline(record, keys)
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
+        if report.when == "setup" and report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+            if reason.startswith("Skipped: cached: "):
+                return "cached", "c", ("CACHED", {"blue": True})
+        if report.when != "call" or not report.passed or hasattr(report, "wasxfail"):
+            return None
+        said = dict(report.user_properties)
+        if "neuronbench.validity" not in said:
+            return None
+        words = "  ".join(word for word in ("PASSED", str(said.get("neuronbench.headline", ""))) if word)
+        if said["neuronbench.validity"] == "invalid":
+            return "passed", "I", (words.replace("PASSED", "INVALID"), {"yellow": True})
+        return "passed", ".", (words, {"green": True})
+
+    # -- header and summary -------------------------------------------------------------------------------------------
+
+    def pytest_report_header(self) -> list[str]:
+        from neuronbench.pytest_plugin import PLUGINS
+
+        return [
+            f"neuronbench: plugin {report.name!r} is left out: {report.error}"
+            for report in self._config.stash[PLUGINS].reports.values()
+            if not report.ok
+        ]
+
+    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
+        from neuronbench.pytest_plugin import POINT, SPEC
+
+        chosen = [item for item in items if POINT in item.stash]
+        session = self._session_of(self._config)
+        if not chosen or session is None:
+            return []
+        boots = len({item.stash[SPEC].key for item in chosen if SPEC in item.stash})
+        skipped = sum(1 for item in chosen if item.get_closest_marker("skip"))
+        backends = list(dict.fromkeys(item.stash[POINT].backend for item in chosen))
+        lines = [
+            f"neuronbench: {len(chosen)} points ({session.settings.grid} grid, repeats {session.settings.repeats}), "
+            f"{boots} {'boot' if boots == 1 else 'boots'}, {skipped} skipped or cached"
+        ]
+        for name in backends:
+            probe = session.probe(name)
+            lines.append(f"neuronbench: {name}: " + ("ready" if probe.available else probe.reason))
+        return lines
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        self._end_line()
+        session = self._session_of(self._config)
+        if session is None or not session.records:
+            return
+        from neuronbench.report import tables
+
+        ran = [record for record in session.records if record.outcome not in (Outcome.SKIPPED, Outcome.CACHED)]
+        writer = self._config.get_terminal_writer()
+        width = max(80, writer.fullwidth)
+        color = bool(writer.hasmarkup)
+        show = terminalreporter.write_line
+        if ran:
+            terminalreporter.section("neuronbench")
+        for lane, records in tables.by_lane(ran).items():
+            keys = session.plugins.lanes[lane].headline if lane in session.plugins.lanes else ()
+            keys = keys or tuple(dict.fromkeys(key for record in records for key in record.metrics))[:6]
+            show(tables.render(tables.lane_table(lane, records, keys), width=width, color=color).rstrip())
+        boots = [record for record in ran if record.kind in ("boot", "compile")]
+        if boots:
+            show(tables.render(tables.boot_table(boots), width=width, color=color).rstrip())
+        for title, lines in (
+            ("marked by gates", tables.gate_lines(ran)),
+            ("failures by cause", tables.failure_lines(ran)),
+        ):
+            if lines:
+                terminalreporter.write_line(title, bold=True)
+                for line in lines:
+                    show(f"  {line}")
+        for title, text in session.plugins.report_sections(session, session.records):
+            terminalreporter.write_line(title, bold=True)
+            show(text)
+        for line in closing_lines(session):
+            show(line)
+
+
+def closing_lines(session: Session) -> list[str]:
+    """Where the results are and what to do next."""
+    lines = [f"receipts: {session.folder}"]
+    if not session.settings.mlflow_uri:
+        return [*lines, "MLflow: switched off"]
+    if session.pending:
+        reason = next(iter(session.pending.values()))
+        lines.append(f"MLflow: {len(session.pending)} receipts are pending ({reason})")
+        lines.append("        deliver them with: neuronbench push")
+    else:
+        lines.append(f"MLflow: {session.settings.mlflow_uri}  (open it with: neuronbench ui)")
+    return lines

@@ -1,0 +1,1 @@
+"""From receipts to tables and figures. Never hears of sockets."""

@@ -1,0 +1,167 @@
+"""Tables for a terminal: what was measured, what it rests on, and what failed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from neuronbench.model import Metric, Outcome, Provenance, Record, Validity
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def number(metric: Metric | None) -> str:
+    """A value in three or four significant figures; `–` when missing, `∞` when unbounded."""
+    if metric is None:
+        return "–"
+    if metric.value is None:
+        return "∞" if metric.note.startswith("unbounded") else "–"
+    value = metric.value
+    if metric.unit == "share":
+        return f"{100 * value:.3g}%"
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3
+        return f"{value:.{digits}f}"
+    return f"{value:.3g}"
+
+
+def heading(metric_key: str, metrics: Sequence[Metric]) -> str:
+    """`TTFT p50\\nms` from the metric itself, or from its key when no record has it."""
+    for metric in metrics:
+        name = metric.id.replace("_", " ")
+        name = name.upper() if metric.id in ("ttft", "tpot", "icl", "itl", "mfu") else name
+        unit = "" if metric.unit == "share" else metric.unit
+        return f"{name} {metric.stat}".strip() + (f"\n{unit}" if unit else "")
+    return metric_key
+
+
+def verdict(record: Record) -> str:
+    """Outcome and validity in one word or two: `ok`, `ok INVALID`, `timeout`."""
+    words = [record.outcome.value if record.outcome else "?"]
+    if record.outcome in (Outcome.OK, Outcome.SLO_MISS) and record.validity != Validity.VALID:
+        words.append(record.validity.value.upper() if record.validity == Validity.INVALID else record.validity.value)
+    if record.provenance != Provenance.MEASURED:
+        words.append(record.provenance.value)
+    return " ".join(words)
+
+
+def headline(record: Record, keys: Sequence[str], *, limit: int = 2) -> str:
+    """`TTFT p50 88.1 ms, 812 tok/s`: the first `limit` metrics of a lane that have a value, in words."""
+    parts = []
+    for key in keys:
+        metric = record.metrics.get(key)
+        if metric is None or metric.value is None or metric.unit == "share":
+            continue
+        name = metric.id.upper() if metric.id in ("ttft", "tpot", "e2e") else ""
+        parts.append(" ".join(word for word in (name, metric.stat, number(metric), metric.unit) if word))
+    chosen = parts[:1] + [part for part in parts[1:] if "tok/s" in part or "items/s" in part][: limit - 1]
+    return ", ".join(chosen)
+
+
+def lane_table(title: str, records: Sequence[Record], keys: Sequence[str]) -> Table:
+    """One row a repeat, one column a headline metric; invalid and simulated rows say so."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", expand=False)
+    table.add_column("point", overflow="fold")
+    several = any(record.repeat > 1 for record in records)
+    if several:
+        table.add_column("r", justify="right")
+    table.add_column("result")
+    table.add_column("n", justify="right")
+    used = [key for key in keys if any(key in record.metrics for record in records)]
+    for key in used:
+        found = [record.metrics[key] for record in records if key in record.metrics]
+        table.add_column(heading(key, found), justify="right")
+    for record in records:
+        style = {"ok": "green", "skipped": "dim", "cached": "dim"}.get(verdict(record), "yellow")
+        if record.outcome in (Outcome.ERROR, Outcome.TIMEOUT, Outcome.FAILED, Outcome.INTERRUPTED):
+            style = "red"
+        count = next((record.metrics[key].n for key in used if key in record.metrics), None)
+        row = [record.point.id.removeprefix(f"{record.point.lane}.")]
+        row += [str(record.repeat)] if several else []
+        row += [f"[{style}]{verdict(record)}[/]", "–" if count is None else str(count)]
+        table.add_row(*row, *(number(record.metrics.get(key)) for key in used))
+    return table
+
+
+def boot_table(records: Sequence[Record]) -> Table:
+    """What it took to make the resources live, split by phase."""
+    from rich.table import Table
+
+    table = Table(title="boots", title_justify="left", title_style="bold", header_style="bold")
+    table.add_column("resource")
+    table.add_column("model", overflow="fold")
+    table.add_column("result")
+    phases = ("boot_time_s", "boot_spawn_s", "boot_weights_s", "boot_compile_s", "boot_listen_s", "boot_first_token_s")
+    for key in phases:
+        table.add_column(key.removeprefix("boot_").removesuffix("_s").replace("_", " ").replace("time", "total") + "\ns",
+                         justify="right")  # fmt: skip
+    for record in records:
+        spec = record.resource.spec if record.resource else record.point.params
+        style = "green" if record.outcome == Outcome.OK else "red"
+        table.add_row(
+            record.resource.id if record.resource else record.point.id,
+            str(spec.get("model", spec.get("url", ""))),
+            f"[{style}]{verdict(record)}[/]",
+            *(number(record.metrics.get(key)) for key in phases),
+        )
+    return table
+
+
+def failure_lines(records: Sequence[Record]) -> list[str]:
+    """Failures grouped by cause: points that share a causal line are told together."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record.error is not None:
+            key = (record.error.kind, record.error.causal_line or record.error.message)
+            groups.setdefault(key, []).append(record)
+    lines = []
+    for (kind, line), members in groups.items():
+        error = members[0].error
+        assert error is not None
+        names = ", ".join(record.receipt_name for record in members[:3])
+        names += f" and {len(members) - 3} more" if len(members) > 3 else ""
+        lines.append(f"{kind} in {error.phase}: {names}")
+        lines.append(f"    {' '.join(line.split())[:300]}")
+        if error.remedy:
+            lines.append(f"    remedy: {error.remedy}")
+    return lines
+
+
+def gate_lines(records: Sequence[Record]) -> list[str]:
+    """Gates that failed, each with how many records and the first one's observation."""
+    groups: dict[tuple[str, str], list[tuple[Record, str]]] = {}
+    for record in records:
+        for gate in record.gates:
+            if gate.passed is False:
+                groups.setdefault((gate.severity, gate.id), []).append((record, gate.message))
+    return [
+        f"{severity}: {gate_id} ({len(members)} record{'s' if len(members) > 1 else ''}): {members[0][1]}"
+        for (severity, gate_id), members in groups.items()
+        if severity != "info"
+    ]
+
+
+def render(*tables: Table, width: int, color: bool = False) -> str:
+    """Tables as text for a terminal of `width` columns."""
+    from rich.console import Console
+
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=color, color_system="standard" if color else None, highlight=False
+    )
+    for table in tables:
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def by_lane(records: Sequence[Record]) -> Mapping[str, list[Record]]:
+    """Records of points, grouped by lane in order of appearance."""
+    lanes: dict[str, list[Record]] = {}
+    for record in records:
+        if record.kind == "point":
+            lanes.setdefault(record.point.lane, []).append(record)
+    return lanes

@@ -1,0 +1,385 @@
+"""A benchmark session: what is shared by its points, from the probe of the hardware to the last receipt.
+
+Knows nothing of pytest. The pytest plugin drives it; so could anything else.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback as traceback_module
+import warnings
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neuronbench.model import (
+    Environment,
+    Failure,
+    FrozenMap,
+    Outcome,
+    Point,
+    Provenance,
+    Record,
+    ResourceRef,
+    ResourceSpec,
+)
+from neuronbench.plugins import Plugins, PluginWarning
+from neuronbench.protocols import BootContext, BootError, Probe, Progress, Resource, Sink, Unsupported
+
+if TYPE_CHECKING:
+    from neuronbench.config import Settings
+    from neuronbench.pool import Pool
+    from neuronbench.receipts import ReceiptStore, Staging
+
+
+def utc_now() -> str:
+    """Now, in UTC, ISO 8601 with microseconds."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+class OpenRecord:
+    """A record being filled, and the folder its tables and logs go to until it becomes a receipt."""
+
+    def __init__(self, record: Record, store: ReceiptStore) -> None:
+        self.record = record
+        self.record.started_at = utc_now()
+        self._store = store
+        self._staging: Staging | None = None
+        self._started_ns = time.monotonic_ns()
+
+    @property
+    def folder(self) -> Path:
+        """Where tables and logs go; made on first use, so that a skipped point costs no folder before its end."""
+        if self._staging is None:
+            self._staging = self._store.open(self.record)
+        return self._staging.folder
+
+    def commit(self, outcome: Outcome) -> Path:
+        """Close the record with `outcome` and make it a receipt; returns the receipt's folder."""
+        folder = self.folder
+        assert self._staging is not None
+        known = {*self.record.tables.values(), *self.record.attachments}
+        self.record.attachments += sorted(
+            path.relative_to(folder).as_posix()
+            for path in folder.rglob("*")
+            if path.is_file() and path.name != "open.json" and path.relative_to(folder).as_posix() not in known
+        )
+        duration_s = (time.monotonic_ns() - self._started_ns) / 1e9
+        self.record.close(outcome, ended_at=utc_now(), duration_s=None if outcome == Outcome.SKIPPED else duration_s)
+        return self._store.commit(self.record, self._staging)
+
+
+class Session:
+    """Settings, plugins, receipts, pool and sinks of one run."""
+
+    def __init__(self, settings: Settings, plugins: Plugins, *, progress: Progress | None = None) -> None:
+        self.settings = settings
+        self.plugins = plugins
+        self.progress: Progress = progress or (lambda text: None)
+        self.records: list[Record] = []
+        """Closed records of this session, in order, boots among them."""
+        self.receipts: dict[str, Path] = {}
+        self.pending: dict[str, str] = {}
+        """Receipt id → why a sink could not take it."""
+        self._id = ""
+        self._store: ReceiptStore | None = None
+        self._pool: Pool | None = None
+        self._sinks: list[Sink] | None = None
+        self._probes: dict[str, Probe] = {}
+        self._environments: dict[str, Environment] = {}
+        self._boot_receipts: dict[str, str] = {}
+        self._closed = False
+
+    # -- receipts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> ReceiptStore:
+        if self._store is None:
+            from neuronbench.receipts import ReceiptStore
+
+            self._store = ReceiptStore(self.settings.receipts_dir)
+        return self._store
+
+    @property
+    def id(self) -> str:
+        """Name of the session's folder; the folder is made on first use."""
+        if not self._id:
+            self._id = self.store.begin_session(self.settings)
+        return self._id
+
+    @property
+    def started(self) -> bool:
+        """Whether anything of it is on disk."""
+        return bool(self._id)
+
+    @property
+    def folder(self) -> Path:
+        return self.settings.receipts_dir / self.id
+
+    def open_record(self, point: Point, *, repeat: int = 1, **fields: Any) -> OpenRecord:
+        return OpenRecord(Record(session=self.id, point=point, repeat=repeat, **fields), self.store)
+
+    def commit(self, open_record: OpenRecord, outcome: Outcome) -> Path:
+        """Close, write, forward to the sinks, tell the observers. A sink's failure leaves the receipt pending."""
+        record = open_record.record
+        if outcome != Outcome.SKIPPED:
+            self.plugins.finish_record(record, record.point)
+        receipt = open_record.commit(outcome)
+        self.records.append(record)
+        self.receipts[record.receipt_id] = receipt
+        if outcome not in (Outcome.SKIPPED, Outcome.CACHED):
+            self._forward(record, receipt)
+        self.plugins.point_recorded(record, str(receipt))
+        return receipt
+
+    def _forward(self, record: Record, receipt: Path) -> None:
+        for sink in self.sinks:
+            try:
+                delivery = sink.write(receipt)
+            except Exception as error:  # a third party's sink may break its promise; the point must not
+                warnings.warn(f"sink {sink.name!r} raised {type(error).__name__}: {error}", PluginWarning, 2)
+                self.pending[record.receipt_id] = f"{sink.name}: {type(error).__name__}: {error}"
+                continue
+            if delivery.state == "pending":
+                self.pending[record.receipt_id] = f"{sink.name}: {delivery.reason}"
+
+    @property
+    def sinks(self) -> list[Sink]:
+        if self._sinks is None:
+            self._sinks = []
+            for name in self.plugins.sinks.names():
+                if name == "mlflow" and not self.settings.mlflow_uri:
+                    continue
+                try:
+                    self._sinks.append(self.plugins.sink(name, self.settings))
+                except Exception as error:
+                    warnings.warn(
+                        f"sink {name!r} cannot start, receipts only: {type(error).__name__}: {error}", PluginWarning, 2
+                    )
+        return self._sinks
+
+    def cached(self, point: Point, repeat: int) -> str:
+        """Receipt id of an earlier success of the same spec in the same environment; empty when there is none."""
+        session = None if self.settings.resume == "last" else self.settings.resume
+        found = self.store.find(
+            point.fingerprint, environment_key=self.environment(point.backend).key, repeat=repeat, session=session
+        )
+        return found or ""
+
+    # -- hardware -----------------------------------------------------------------------------------------------------
+
+    def probe(self, backend: str) -> Probe:
+        """What is there of `backend` on this host; asked once."""
+        if backend not in self._probes:
+            try:
+                self._probes[backend] = self.plugins.backend(backend).probe()
+            except Exception as error:
+                owner = self.plugins.backends.owner(backend)
+                reason = f"plugin {owner!r} failed to probe for {backend}: {type(error).__name__}: {error}"
+                self._probes[backend] = Probe(available=False, reason=reason)
+        return self._probes[backend]
+
+    def environment(self, backend: str) -> Environment:
+        """Facts of host, stack and harness for records on `backend`; gathered once."""
+        if backend not in self._environments:
+            from neuronbench import environment
+
+            instance = self.plugins.backend(backend)
+            self._environments[backend] = environment.describe(
+                instance, self.plugins.describe_environment(instance), self.settings
+            )
+        return self._environments[backend]
+
+    def unsupported(self, point: Point, needs: Sequence[str]) -> Unsupported | None:
+        """Why `point` cannot run here, found without booting anything; None when it can."""
+        info = self.plugins.backends[point.backend]
+        probe = self.probe(point.backend)
+        if not probe.available:
+            return Unsupported(reason=f"{point.backend}: {probe.reason or 'not available on this host'}")
+        backend = self.plugins.backend(point.backend)
+        for kind in needs:
+            if kind == "endpoint" and self.settings.endpoint:
+                continue
+            provider_info = self.plugins.provider_for(kind, point.backend)
+            if provider_info is None:
+                return Unsupported(
+                    reason=f"{point.backend}: no installed plugin offers an {kind!r} for the {info.family!r} family"
+                )
+            provider = self.plugins.provider(provider_info.name)
+            verdict = provider.check(provider.spec(point, backend, self.settings), backend, self.settings)
+            if verdict is not None:
+                return verdict
+        return self.plugins.check_point(point, info)
+
+    def spec(self, point: Point, kind: str) -> ResourceSpec:
+        """The resource `point` needs; raises `LookupError` when no plugin provides it."""
+        if kind == "endpoint" and self.settings.endpoint:
+            settings = FrozenMap(url=self.settings.endpoint, model=point.get("served_model"))
+            return ResourceSpec(kind=kind, backend=point.backend, provider="external", settings=settings, cores=0)
+        info = self.plugins.provider_for(kind, point.backend)
+        if info is None:
+            raise LookupError(f"no installed plugin offers an {kind!r} for backend {point.backend!r}")
+        return self.plugins.provider(info.name).spec(point, self.plugins.backend(point.backend), self.settings)
+
+    # -- resources ----------------------------------------------------------------------------------------------------
+
+    @property
+    def pool(self) -> Pool:
+        if self._pool is None:
+            from neuronbench.pool import Pool
+
+            self._pool = Pool(boot=self._boot, capacity=lambda backend: self.probe(backend).cores)
+        return self._pool
+
+    @property
+    def has_pool(self) -> bool:
+        """Whether anything was leased yet."""
+        return self._pool is not None
+
+    @property
+    def spawn(self) -> Callable[..., Any]:
+        """`processes.spawn` that leaves its pid files in this session's folder."""
+        from neuronbench.processes import spawn
+
+        return partial(spawn, pid_dir=self.folder / "pids")
+
+    def _boot(self, spec: ResourceSpec) -> Resource:
+        """Boot `spec` and record it, whatever comes of it."""
+        point = Point(
+            benchmark="",
+            lane=self._lane_of(spec),
+            backend=spec.backend,
+            params=FrozenMap(spec.settings),
+            id=f"boot-{spec.id}",
+        )
+        name = f"boot-{spec.id}" if self._boots_of(spec) == 0 else f"boot-{spec.id}-{self._boots_of(spec) + 1}"
+        opened = self.open_record(
+            point,
+            kind="boot",
+            name=name,
+            provenance=self.provenance(spec.backend),
+            resource=ResourceRef(id=spec.id, kind=spec.kind, spec=FrozenMap(spec.settings)),
+            environment=self.environment(spec.backend),
+        )
+        record = opened.record
+        self._boot_receipts[spec.key] = record.receipt_id
+        # The server goes on writing its log after the boot record is closed, and receipts are never rewritten: it
+        # writes to the session's folder, and the record gets a copy.
+        live = self.folder / "resources" / name
+        live.mkdir(parents=True)
+        context = BootContext(
+            backend=self.plugins.backend(spec.backend),
+            settings=self.settings,
+            folder=live,
+            deadline_s=self.settings.deadlines.boot,
+            progress=self.progress,
+            spawn=self.spawn,
+        )
+        try:
+            resource = self._booted(spec, context)
+        except BootError as error:
+            record.error = error.failure
+            record.add(*error.metrics)
+            record.resource = ResourceRef(
+                id=spec.id, kind=spec.kind, spec=FrozenMap(spec.settings), facts=FrozenMap(error.facts)
+            )
+            timed_out = error.failure.kind.endswith("timeout")
+            copy_logs(live, opened.folder)
+            self.commit(opened, Outcome.TIMEOUT if timed_out else Outcome.ERROR)
+            raise
+        except KeyboardInterrupt:
+            record.error = Failure(kind="interrupted", phase="boot", message="interrupted while booting")
+            copy_logs(live, opened.folder)
+            self.commit(opened, Outcome.INTERRUPTED)
+            raise
+        except BaseException as error:
+            failure = Failure(
+                kind="provider_error",
+                phase="boot",
+                message=f"{type(error).__name__}: {error}",
+                causal_line=f"{type(error).__name__}: {error}",
+                remedy=f"this is a defect of the provider {spec.provider!r}; the traceback is in the receipt",
+                traceback=traceback_module.format_exc(),
+            )
+            record.error = failure
+            copy_logs(live, opened.folder)
+            self.commit(opened, Outcome.ERROR)
+            raise BootError(failure) from error
+        record.add(*resource.boot_metrics)
+        record.resource = ResourceRef(
+            id=spec.id, kind=spec.kind, spec=FrozenMap(spec.settings), facts=FrozenMap(resource.facts)
+        )
+        copy_logs(live, opened.folder)
+        self.commit(opened, Outcome.OK)
+        return resource
+
+    def _booted(self, spec: ResourceSpec, context: BootContext) -> Resource:
+        if spec.provider == "external":
+            from neuronbench.serving.openai_server import attach
+
+            return attach(spec, context)
+        return self.plugins.boot(spec, context)
+
+    def _boots_of(self, spec: ResourceSpec) -> int:
+        return sum(record.kind == "boot" and record.point.id == f"boot-{spec.id}" for record in self.records)
+
+    def _lane_of(self, spec: ResourceSpec) -> str:
+        for lane in self.plugins.lanes:  # type: ignore[attr-defined]
+            if spec.kind in lane.needs:
+                return str(lane.name)
+        return spec.kind
+
+    def reference(self, resource: Resource) -> ResourceRef:
+        """How a record cites `resource`."""
+        spec = resource.spec
+        return ResourceRef(
+            id=spec.id,
+            kind=spec.kind,
+            spec=FrozenMap(spec.settings),
+            facts=FrozenMap(resource.facts),
+            boot_receipt=self._boot_receipts.get(spec.key, ""),
+        )
+
+    def boot_receipt(self, spec: ResourceSpec) -> str:
+        """Receipt id of the boot record of `spec`; empty when it was never tried."""
+        return self._boot_receipts.get(spec.key, "")
+
+    def provenance(self, backend: str) -> Provenance:
+        """`simulated` when the backend says that its hardware is not real."""
+        return Provenance.SIMULATED if self.probe(backend).facts.get("simulated") else Provenance.MEASURED
+
+    # -- end ----------------------------------------------------------------------------------------------------------
+
+    def close(self, status: int) -> None:
+        """Stop every resource, finish the sinks, close the session's manifest. Always runs to the end; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._pool is not None:
+                self._pool.close()
+        finally:
+            for sink in self._sinks or []:
+                try:
+                    sink.close()
+                except Exception as error:
+                    warnings.warn(f"sink {sink.name!r} failed to close: {error}", PluginWarning, 2)
+            if self._id:
+                self.store.end_session(self._id, status)
+            self.plugins.session_finished(self, status)
+
+
+LOG_LIMIT_BYTES = 8 * 1024 * 1024
+
+
+def copy_logs(source: Path, target: Path) -> None:
+    """Copy the files of `source` (a live resource's folder) into a record's folder; of a huge one only the end."""
+    for path in sorted(source.iterdir()) if source.is_dir() else []:
+        if path.is_file():
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                if size > LOG_LIMIT_BYTES:
+                    file.seek(size - LOG_LIMIT_BYTES)
+                (target / path.name).write_bytes(file.read(LOG_LIMIT_BYTES))
