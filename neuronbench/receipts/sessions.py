@@ -1,0 +1,154 @@
+"""The folder of a session and its manifest, `session.json`: what was asked, where, and how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import secrets
+import socket
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from neuronbench.model import SCHEMA_VERSION, FrozenMap, Json, jsonable
+from neuronbench.receipts.codec import Fields, ReceiptError, parse
+from neuronbench.receipts.files import sync_folder, to_text, write_atomic
+
+if TYPE_CHECKING:
+    from neuronbench.config import Settings
+
+MANIFEST: Final = "session.json"
+_SESSION_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4,}")
+_SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api[-_]?key|credential|auth)")
+_URL_LOGIN = re.compile(r"(?i)([a-z][a-z0-9+.-]*://)[^/@\s]+@")
+_HIDDEN: Final = "***"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionManifest:
+    """What is known of a session besides its receipts."""
+
+    id: str
+    started_at: str
+    """UTC, ISO 8601 with microseconds."""
+    command: tuple[str, ...] = ()
+    """The command line, secrets replaced by `***`."""
+    host: str = ""
+    user: str = ""
+    settings: FrozenMap = field(default_factory=FrozenMap)
+    """Those settings that change what is measured or where it goes."""
+    planned: tuple[str, ...] = ()
+    """Ids of the points that were to be measured."""
+    ended_at: str = ""
+    """Empty while it runs, and for ever when it was killed."""
+    exit_status: int | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        fields = {f.name: jsonable(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return {"schema_version": SCHEMA_VERSION, **fields}
+
+
+def utc_now() -> str:
+    """Now, in UTC, ISO 8601 with microseconds."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def new_session_id(root: Path, *, now: datetime | None = None) -> str:
+    """Make a session's folder below `root` and return its name, such as `20261130-012345-ab12`.
+
+    Names sort by time (UTC). Two sessions of one second differ in the random part; making the folder decides.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    stamp = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y%m%d-%H%M%S")
+    for length in (2,) * 64 + (8,):
+        name = f"{stamp}-{secrets.token_hex(length)}"
+        try:
+            (root / name).mkdir()
+        except FileExistsError:
+            continue
+        sync_folder(root)
+        return name
+    raise ReceiptError(f"{root}: no free session name for {stamp}")  # pragma: no cover - 64 bits collided
+
+
+def is_session_id(name: str) -> bool:
+    return _SESSION_ID.fullmatch(name) is not None
+
+
+def redact(words: Iterable[str]) -> tuple[str, ...]:
+    """A command line without its secrets: values of options that sound secret, and logins inside URLs."""
+    out: list[str] = []
+    hide_next = False
+    for word in words:
+        if hide_next and not word.startswith("-"):
+            out.append(_HIDDEN)
+            hide_next = False
+            continue
+        hide_next = False
+        name, equals, value = word.partition("=")
+        if equals and value and _SECRET_NAME.search(name):
+            out.append(f"{name}={_HIDDEN}")
+            continue
+        hide_next = name.startswith("-") and not equals and _SECRET_NAME.search(name) is not None
+        out.append(_URL_LOGIN.sub(rf"\g<1>{_HIDDEN}@", word))
+    return tuple(out)
+
+
+def settings_facts(settings: Settings) -> dict[str, Json]:
+    """The part of the settings that a reader of results wants to know."""
+    facts: dict[str, Any] = {
+        "grid": settings.grid,
+        "repeats": settings.repeats,
+        "overrides": {key: list(values) for key, values in settings.overrides.items()},
+        "resume": settings.resume,
+        "stacks": dict(settings.stacks),
+        "endpoint": settings.endpoint,
+        "tracking_uri": settings.tracking_uri,
+        "traces": settings.traces,
+        "deadlines": dataclasses.asdict(settings.deadlines),
+    }
+    facts["endpoint"], facts["tracking_uri"] = redact((facts["endpoint"], facts["tracking_uri"]))
+    return facts
+
+
+def new_manifest(session: str, settings: Settings | None, command: Sequence[str] | None) -> SessionManifest:
+    import getpass
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = str(os.getuid())
+    return SessionManifest(
+        id=session,
+        started_at=utc_now(),
+        command=redact(sys.argv if command is None else command),
+        host=socket.gethostname(),
+        user=user,
+        settings=FrozenMap(settings_facts(settings)) if settings is not None else FrozenMap(),
+    )
+
+
+def write_manifest(folder: Path, manifest: SessionManifest) -> None:
+    write_atomic(folder / MANIFEST, to_text(manifest.to_json()))
+
+
+def read_manifest(folder: Path) -> SessionManifest:
+    """Raises `ReceiptError` naming file and key when it is missing or malformed."""
+    path = folder / MANIFEST
+    f = Fields(path, parse(path))
+    settings: Mapping[str, Json] = f.mapping("settings", {})
+    return SessionManifest(
+        id=f.text("id"),
+        started_at=f.text("started_at"),
+        command=tuple(f.texts("command")),
+        host=f.text("host", ""),
+        user=f.text("user", ""),
+        settings=FrozenMap(settings),
+        planned=tuple(f.texts("planned")),
+        ended_at=f.text("ended_at", ""),
+        exit_status=f.whole_or_none("exit_status"),
+    )
