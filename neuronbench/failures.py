@@ -88,7 +88,9 @@ _PREFIX: Final = re.compile(
 _QUIET: Final = frozenset({"DEBUG", "INFO", "WARNING", "WARN"})
 _WARNING_LINE: Final = re.compile(r":\d+: \w*Warning: |^\[W\d{4} ")
 _SOURCE: Final = re.compile(r'^(?:    |  File "|\t)')
-_EXCEPTION: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Warning)?(?::\s|$)")
+_EXCEPTION: Final = re.compile(
+    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Warning)?(?::\s|$)"
+)
 
 
 @dataclass(frozen=True)
