@@ -8,8 +8,9 @@ How they behave, for all of them:
   is not None (`tryfirst=True` goes before others). *Observe* hooks return nothing.
 * `register` callbacks check each thing as it comes and know which plugin sent it. Two plugins that register the same
   name are refused, and the error names both.
-* An exception in a `register_*` hook or in `describe_environment` takes that plugin out and is reported with its name.
-  One in `boot` or `measuring` becomes the record's error. One in an observer is a warning.
+* An exception while a plugin registers backends, lanes, resources or sinks takes that plugin out and is reported with
+  its name. One in `boot` or `measuring` becomes the record's error. Anywhere else it is a warning that names the
+  plugin, and the run goes on without what it would have said.
 * Any plugin may implement them: a module named by an entry point in the group `neuronbench`, or a `conftest.py`.
 """
 
@@ -81,17 +82,17 @@ def register_commands(cli: Any) -> None:
     """
 
 
-@hookspec(historic=True)
+@hookspec
 def configured(session: Any) -> None:
     """A benchmark session is ready: settings, environment and receipts are there, nothing has booted.
 
-    Observe, historic: a plugin that arrives later (a `conftest.py` deep in the tree) is still told.
+    Observe. A plugin that arrives later (a `conftest.py` deep in the tree) is still told.
     `session`: `neuronbench.session.Session`.
     """
 
 
 @hookspec
-def describe_environment(backend: Backend) -> Mapping[str, Any] | None:  # type: ignore[empty-body]
+def describe_environment(backend: Backend) -> Mapping[str, Any] | None:
     """Facts to merge into the environment of every record, under keys with a namespace (`neuron.driver`).
 
     Called once per backend that is used. Collect; a key that another plugin gave already is refused.
@@ -99,7 +100,7 @@ def describe_environment(backend: Backend) -> Mapping[str, Any] | None:  # type:
 
 
 @hookspec(firstresult=True)
-def check_point(point: Point, backend: BackendInfo) -> Unsupported | None:  # type: ignore[empty-body]
+def check_point(point: Point, backend: BackendInfo) -> Unsupported | None:
     """Say before anything boots that a point cannot run, or is known to fail.
 
     Called for every collected point of an available backend. First result: None, or an `Unsupported` whose reason is
@@ -108,7 +109,7 @@ def check_point(point: Point, backend: BackendInfo) -> Unsupported | None:  # ty
 
 
 @hookspec(firstresult=True)
-def boot(spec: ResourceSpec, context: BootContext) -> Resource | None:  # type: ignore[empty-body]
+def boot(spec: ResourceSpec, context: BootContext) -> Resource | None:
     """Produce the live resource for `spec`, or raise `BootError`.
 
     First result. The default implementation (last) asks the registered provider; a wrapper may add containers,
@@ -117,7 +118,7 @@ def boot(spec: ResourceSpec, context: BootContext) -> Resource | None:  # type: 
 
 
 @hookspec(firstresult=True)
-def measuring(point: Point, resource: Resource, record: Record, run: Callable[[], Any]) -> Any:  # type: ignore[empty-body]
+def measuring(point: Point, resource: Resource, record: Record, run: Callable[[], Any]) -> Any:
     """Run the measured part of a point: the default implementation calls `run()`.
 
     First result. Profilers and monitors are wrappers (`hookimpl(wrapper=True)`) around it. `record` may be added to.
@@ -125,12 +126,12 @@ def measuring(point: Point, resource: Resource, record: Record, run: Callable[[]
 
 
 @hookspec
-def telemetry_samplers(point: Point, resource: Resource) -> Sequence[SamplerSpec] | None:  # type: ignore[empty-body]
+def telemetry_samplers(point: Point, resource: Resource) -> Sequence[SamplerSpec] | None:
     """Samplers to run during the window, in the telemetry process. Collect: a list of `SamplerSpec`, or None."""
 
 
 @hookspec
-def finish_record(record: Record, point: Point) -> Sequence[Metric] | None:  # type: ignore[empty-body]
+def finish_record(record: Record, point: Point) -> Sequence[Metric] | None:
     """Last chance to derive metrics before the record is closed; return `Metric`s to add. Collect.
 
     Metrics that are there are never overwritten: a key that exists is an error of the plugin and is reported.
@@ -143,7 +144,7 @@ def point_recorded(record: Record, receipt: str) -> None:
 
 
 @hookspec(firstresult=True)
-def comparison_policy(metric: str, lane: str) -> Mapping[str, Any] | None:  # type: ignore[empty-body]
+def comparison_policy(metric: str, lane: str) -> Mapping[str, Any] | None:
     """Noise band and floor used when two values of `metric` are compared: `{"band": 0.03, "floor": 0.5}`.
 
     First result: None leaves the default.
@@ -151,7 +152,7 @@ def comparison_policy(metric: str, lane: str) -> Mapping[str, Any] | None:  # ty
 
 
 @hookspec
-def report_sections(session: Any, records: Sequence[Record]) -> Sequence[tuple[str, str]] | None:  # type: ignore[empty-body]
+def report_sections(session: Any, records: Sequence[Record]) -> Sequence[tuple[str, str]] | None:
     """Extra sections for the terminal summary: pairs of title and text. Collect."""
 
 

@@ -15,28 +15,26 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
 
 from neuronbench import hookspecs
-from neuronbench.model import closest
+from neuronbench.model import FrozenMap, closest
+from neuronbench.protocols import BackendInfo, LaneInfo, ProviderInfo, SinkInfo
+from neuronbench.registry import PluginError, Registry
 
 if TYPE_CHECKING:
-    from neuronbench.model import Metric, Point, Record, ResourceSpec
+    from neuronbench.model import Point, Record, ResourceSpec
     from neuronbench.protocols import (
         Backend,
-        BackendInfo,
         BootContext,
-        LaneInfo,
         Provider,
-        ProviderInfo,
         Resource,
         SamplerSpec,
         Sink,
-        SinkInfo,
         Unsupported,
     )
 
@@ -45,10 +43,6 @@ API_VERSION: Final = (1, 0)
 
 ENTRY_POINT_GROUP: Final = "neuronbench"
 DEFAULT_PLUGINS: Final = ("neuronbench.defaults", "neuronbench.backends.cpu")
-
-
-class PluginError(Exception):
-    """A plugin cannot be used: which one, and why."""
 
 
 class PluginWarning(UserWarning):
@@ -75,69 +69,22 @@ class PluginReport:
         return not self.error
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-T = TypeVar("T", bound=_Named)
-
-
-class Registry(Generic[T]):
-    """Things that plugins registered, by name. Refuses a second one of the same name and says whose the first is."""
-
-    def __init__(self, noun: str) -> None:
-        self.noun = noun
-        self._things: dict[str, T] = {}
-        self._owner: dict[str, str] = {}
-
-    def add(self, thing: T, owner: str) -> None:
-        name = getattr(thing, "name", None)
-        if not isinstance(name, str) or not name:
-            raise PluginError(f"plugin {owner!r} registered a {self.noun} without a name: {thing!r}")
-        if name in self._things:
-            raise PluginError(
-                f"{self.noun} {name!r} is registered by both {self._owner[name]!r} and {owner!r}; "
-                f"rename it in one of them or disable one with NEURONBENCH_DISABLE_PLUGINS"
-            )
-        self._things[name] = thing
-        self._owner[name] = owner
-
-    def remove_owner(self, owner: str) -> None:
-        for name in [name for name, who in self._owner.items() if who == owner]:
-            del self._things[name], self._owner[name]
-
-    def __getitem__(self, name: str) -> T:
-        try:
-            return self._things[name]
-        except KeyError:
-            known = ", ".join(self._things) or "none"
-            raise LookupError(f"no {self.noun} {name!r}{closest(name, list(self._things))}; known: {known}") from None
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._things
-
-    def __iter__(self) -> Iterable[T]:  # type: ignore[misc]
-        return iter(self._things.values())
-
-    def __len__(self) -> int:
-        return len(self._things)
-
-    def names(self) -> list[str]:
-        return list(self._things)
-
-    def owner(self, name: str) -> str:
-        return self._owner[name]
-
-
 def load_target(target: str) -> Any:
-    """The object that `"package.module:Name"` names."""
+    """The object that `"package.module:Name"` names; raises `PluginError` that says what is wrong with it."""
     module_name, _, attribute = target.partition(":")
-    if not attribute:
+    if not (module_name and attribute):
         raise PluginError(f"a target is written 'package.module:Name'; found {target!r}")
-    value: Any = importlib.import_module(module_name)
+    try:
+        value: Any = importlib.import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise PluginError(f"{target!r} cannot be imported: {_one_line(error)}") from error
     for part in attribute.split("."):
-        value = getattr(value, part)
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            raise PluginError(f"{target!r}: there is no {part!r}{closest(part, dir(value))}") from None
     return value
 
 
@@ -157,10 +104,13 @@ class Plugins:
         self.pm = pluggy.PluginManager(hookspecs.PROJECT)
         self.pm.add_hookspecs(hookspecs)
         self.reports: dict[str, PluginReport] = {}
-        self.backends: Registry[BackendInfo] = Registry("backend")
-        self.lanes: Registry[LaneInfo] = Registry("lane")
-        self.providers: Registry[ProviderInfo] = Registry("resource provider")
-        self.sinks: Registry[SinkInfo] = Registry("sink")
+        self.backends = Registry("backend", BackendInfo, markers=True)
+        self.lanes = Registry("lane", LaneInfo, markers=True, shared=(self.backends,))
+        self.backends.shared = (self.lanes,)
+        self.providers = Registry("resource provider", ProviderInfo)
+        self.sinks = Registry("sink", SinkInfo)
+        self._sessions: list[Any] = []
+        """Sessions that `configured` was called for: plugins that come later are told too."""
         self._instances: dict[str, Any] = {}
         if os.environ.get("NEURONBENCH_TRACE_PLUGINS") == "1":
             self.pm.add_hookcall_monitoring(
@@ -168,6 +118,8 @@ class Plugins:
                 lambda outcome, name, impls, kwargs: None,
             )
         for module_name in DEFAULT_PLUGINS:
+            if module_name in _names("NEURONBENCH_DISABLE_PLUGINS") and module_name != DEFAULT_PLUGINS[0]:
+                continue
             self.register(importlib.import_module(module_name), name=module_name, source="core", strict=True)
         if entry_points:
             self._load_entry_points()
@@ -210,9 +162,12 @@ class Plugins:
         """
         report = report or PluginReport(name=name, source=source)
         started = time.perf_counter()
+        entered = False
         try:
-            if name in self.reports and self.reports[name].ok:
+            if self.pm.has_plugin(name):
                 raise PluginError(f"two plugins are called {name!r}; the first is kept")
+            if self.pm.is_registered(plugin):
+                raise PluginError(f"is the plugin {self.pm.get_name(plugin)!r} under another name")
             declared = str(getattr(plugin, "NEURONBENCH_API", "") or "")
             report.api = declared
             if declared and declared.split(".")[0] != str(API_VERSION[0]):
@@ -221,31 +176,41 @@ class Plugins:
                     f"{'.'.join(map(str, API_VERSION))}; install a release of the plugin for it"
                 )
             self._check_names(plugin)
-            if self.pm.register(plugin, name=name) is None:
-                return False  # blocked
-            callers = self.pm.get_hookcallers(plugin) or []
-            report.hooks = sorted(caller.name for caller in callers)
+            entered = True
+            self.pm.register(plugin, name=name)
+            report.hooks = sorted(caller.name for caller in self.pm.get_hookcallers(plugin) or [])
             self._collect(plugin, name)
-        except Exception as error:
-            if self.pm.is_registered(plugin):
-                self.pm.unregister(plugin)
-            for registry in (self.backends, self.lanes, self.providers, self.sinks):
-                registry.remove_owner(name)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as at import: a plugin may raise whatever it likes, the host goes on
+            if entered:
+                if self.pm.is_registered(plugin):
+                    self.pm.unregister(plugin)
+                for registry in (self.backends, self.lanes, self.providers, self.sinks):
+                    registry.remove_owner(name)
             if strict:
                 raise PluginError(f"plugin {name!r}: {_one_line(error)}") from error
             self._left_out(report, error)
             return False
         report.load_ms += (time.perf_counter() - started) * 1e3
         self.reports[name] = report
+        for session in self._sessions:
+            self._observe_one(plugin, "configured", {"session": session})
         return True
 
     def _check_names(self, plugin: Any) -> None:
-        known = {name for name in vars(hookspecs) if hasattr(getattr(hookspecs, name), "neuronbench_spec")}
-        for name, value in list(vars(plugin).items()) if hasattr(plugin, "__dict__") else []:
-            options = getattr(value, "neuronbench_impl", None)
-            if isinstance(options, dict) and name not in known and not options.get("specname"):
-                if not options.get("optionalhook"):
-                    raise PluginError(f"implements no known hook: {name!r}{closest(name, sorted(known))}")
+        """Raise for an implementation of a hook that does not exist: it would never be called, and nobody would know.
+
+        pluggy has such a check, for all plugins at once and after the fact; this names the plugin and takes it alone.
+        """
+        known = {name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")}
+        for name in dir(plugin):
+            options = self.pm.parse_hookimpl_opts(plugin, name)
+            if options is None or options.get("optionalhook"):
+                continue
+            hook = options.get("specname") or name
+            if hook not in known:
+                raise PluginError(f"implements no known hook: {hook!r}{closest(hook, sorted(known))}")
 
     def _collect(self, plugin: Any, owner: str) -> None:
         """Call the register_* hooks of this plugin alone, so that each thing is known to be its."""
@@ -283,7 +248,7 @@ class Plugins:
     def provider_for(self, kind: str, backend: str) -> ProviderInfo | None:
         """The provider that serves `kind` on this backend's family; None when no plugin offers one."""
         family = self.backends[backend].family
-        found = [info for info in self.providers if info.kind == kind and family in info.families]  # type: ignore[attr-defined]
+        found = [info for info in self.providers if info.kind == kind and family in info.families]
         return found[0] if found else None
 
     def provider(self, name: str) -> Provider:
@@ -298,29 +263,35 @@ class Plugins:
     # -- hooks, with types --------------------------------------------------------------------------------------------
 
     def register_commands(self, cli: Any) -> None:
-        self.pm.hook.register_commands(cli=cli)
+        self._observe("register_commands", cli=cli)
 
     def configured(self, session: Any) -> None:
-        self.pm.hook.configured.call_historic(kwargs={"session": session})
+        self._sessions.append(session)
+        self._observe("configured", session=session)
 
     def describe_environment(self, backend: Backend) -> dict[str, Any]:
-        """Facts of all plugins; one that raises or repeats a key is warned about and left out."""
+        """Facts of all plugins; what one gives that raises, repeats a key or is not JSON is left out with a warning."""
         facts: dict[str, Any] = {}
         for plugin in self.pm.get_plugins():
-            others = [other for other in self.pm.get_plugins() if other is not plugin]
-            try:
-                for given in self.pm.subset_hook_caller("describe_environment", remove_plugins=others)(backend=backend):
-                    clash = sorted(facts.keys() & given.keys())
+            for given in self._observe_one(plugin, "describe_environment", {"backend": backend}):
+                try:
+                    checked = FrozenMap(given)
+                    clash = sorted(facts.keys() & checked.keys())
                     if clash:
                         raise PluginError(f"repeats the environment facts {clash}")
-                    facts.update(given)
-            except Exception as error:
-                name = self.pm.get_name(plugin)
-                warnings.warn(f"plugin {name!r}: describe_environment: {_one_line(error)}", PluginWarning, 2)
+                except Exception as error:
+                    self._warn(plugin, "describe_environment", error)
+                else:
+                    facts.update(checked)
         return facts
 
     def check_point(self, point: Point, backend: BackendInfo) -> Unsupported | None:
-        verdict: Unsupported | None = self.pm.hook.check_point(point=point, backend=backend)
+        """The first objection. A check that raises is a warning and no objection: it must not hide a result."""
+        try:
+            verdict: Unsupported | None = self.pm.hook.check_point(point=point, backend=backend)
+        except Exception as error:
+            self._warn(self._culprit("check_point", error), "check_point", error)
+            return None
         return verdict
 
     def boot(self, spec: ResourceSpec, context: BootContext) -> Resource:
@@ -333,19 +304,17 @@ class Plugins:
         return self.pm.hook.measuring(point=point, resource=resource, record=record, run=run)
 
     def telemetry_samplers(self, point: Point, resource: Resource) -> list[SamplerSpec]:
-        return [spec for specs in self.pm.hook.telemetry_samplers(point=point, resource=resource) for spec in specs]
+        """Samplers of all plugins; one that raises brings none, and the point is measured all the same."""
+        given = self._observe("telemetry_samplers", point=point, resource=resource)
+        return [spec for specs in given for spec in specs]
 
     def finish_record(self, record: Record, point: Point) -> None:
         for plugin in self.pm.get_plugins():
-            others = [other for other in self.pm.get_plugins() if other is not plugin]
             try:
-                caller = self.pm.subset_hook_caller("finish_record", remove_plugins=others)
-                for metrics in caller(record=record, point=point):
+                for metrics in self._only(plugin, "finish_record")(record=record, point=point):
                     record.add(*metrics)
             except Exception as error:
-                note = f"plugin {self.pm.get_name(plugin)!r}: finish_record: {_one_line(error)}"
-                record.notes.append(note)
-                warnings.warn(note, PluginWarning, 2)
+                record.notes.append(self._warn(plugin, "finish_record", error))
 
     def comparison_policy(self, metric: str, lane: str) -> Mapping[str, Any] | None:
         policy: Mapping[str, Any] | None = self.pm.hook.comparison_policy(metric=metric, lane=lane)
@@ -360,13 +329,39 @@ class Plugins:
     def session_finished(self, session: Any, status: int) -> None:
         self._observe("session_finished", session=session, status=status)
 
+    # -- calling plugins one by one -----------------------------------------------------------------------------------
+
+    def _only(self, plugin: Any, hook: str) -> Any:
+        """The hook as if `plugin` were the only one."""
+        others = [other for other in self.pm.get_plugins() if other is not plugin]
+        return self.pm.subset_hook_caller(hook, remove_plugins=others)
+
     def _observe(self, hook: str, **kwargs: Any) -> list[Any]:
         """Call every implementation on its own; one that raises is a warning and the rest still hear."""
-        results: list[Any] = []
-        for plugin in self.pm.get_plugins():
-            others = [other for other in self.pm.get_plugins() if other is not plugin]
-            try:
-                results += self.pm.subset_hook_caller(hook, remove_plugins=others)(**kwargs)
-            except Exception as error:
-                warnings.warn(f"plugin {self.pm.get_name(plugin)!r}: {hook}: {_one_line(error)}", PluginWarning, 2)
-        return results
+        return [result for plugin in self.pm.get_plugins() for result in self._observe_one(plugin, hook, kwargs)]
+
+    def _observe_one(self, plugin: Any, hook: str, kwargs: Mapping[str, Any]) -> list[Any]:
+        try:
+            return list(self._only(plugin, hook)(**kwargs))
+        except Exception as error:
+            self._warn(plugin, hook, error)
+            return []
+
+    def _warn(self, plugin: Any, hook: str, error: BaseException) -> str:
+        note = f"plugin {self.pm.get_name(plugin) or plugin!r}: {hook}: {_one_line(error)}"
+        warnings.warn(note, PluginWarning, stacklevel=4)
+        return note
+
+    def _culprit(self, hook: str, error: BaseException) -> Any:
+        """The plugin whose implementation of `hook` the error came out of; None when it cannot be told."""
+        owners = {
+            impl.function.__code__: impl.plugin
+            for impl in getattr(self.pm.hook, hook).get_hookimpls()
+            if hasattr(impl.function, "__code__")
+        }
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code in owners:
+                return owners[trace.tb_frame.f_code]
+            trace = trace.tb_next
+        return None
