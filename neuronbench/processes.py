@@ -297,6 +297,8 @@ def _send(process: Process, order: guard.Order) -> None:
 
 def _abandon(process: Process) -> None:
     """Nothing runs, or must not: let the guard go and release everything."""
+    if process._gone:
+        return
     os.close(process._lifeline)
     for stream in (process.stdin, process.stdout):
         if stream is not None:

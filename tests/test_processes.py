@@ -341,7 +341,7 @@ def test_a_waiting_guard_uses_no_cpu() -> None:
         return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
 
     with spawn(["sleep", "60"], name="child") as process:
-        until(lambda: Path(f"/proc/{process.guard_pid}/wchan").read_text() != "0", "the guard to wait")
+        until(lambda: Path(f"/proc/{process.guard_pid}/stat").read_text().split()[2] == "S", "the guard to wait")
         before = switches(process.guard_pid), ticks(process.guard_pid)
         time.sleep(0.3)
         assert (switches(process.guard_pid), ticks(process.guard_pid)) == before  # it did not wake up once
