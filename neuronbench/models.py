@@ -344,24 +344,25 @@ def _fetch(parsed: _Reference, say: Progress, deadline: float) -> tuple[Path | N
     import huggingface_hub
     from huggingface_hub import constants, errors
 
-    assert parsed.repo is not None
+    repo = parsed.repo
+    assert repo is not None
     if constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return None, "hub_unreachable", "HF_HUB_OFFLINE is set"
-    say(f"asking the hub for {parsed.repo}")
+    say(f"asking the hub for {repo}")
     token = "a token is set" if huggingface_hub.get_token() else "no token is set"
     try:
-        info = huggingface_hub.HfApi().model_info(parsed.repo, revision=parsed.revision, timeout=_HUB_TIMEOUT_S)
+        info = huggingface_hub.HfApi().model_info(repo, revision=parsed.revision, timeout=_HUB_TIMEOUT_S)
         names = [file.rfilename for file in info.siblings or ()]
         ignore = list(_LARGE_DUPLICATES)
         if any(name.endswith(".safetensors") for name in names):
             ignore += ["*.bin", "*.pt", "*.pth", "consolidated*"]
-        return packaged.watched(lambda: _download(parsed.repo, info.sha, ignore), parsed.repo, say, deadline), "", ""
+        return packaged.watched(lambda: _download(repo, info.sha, ignore), repo, say, deadline), "", ""
     except errors.GatedRepoError:
-        return None, "hub_auth", f"{parsed.repo} is gated ({token})"
+        return None, "hub_auth", f"{repo} is gated ({token})"
     except errors.RevisionNotFoundError:
-        return None, "model_not_found", f"{parsed.repo} has no revision {parsed.revision!r}"
+        return None, "model_not_found", f"{repo} has no revision {parsed.revision!r}"
     except errors.RepositoryNotFoundError:
-        return None, "model_not_found", f"there is no {parsed.repo}, or this account may not see it ({token})"
+        return None, "model_not_found", f"there is no {repo}, or this account may not see it ({token})"
     except TimeoutError as error:
         return None, "hub_unreachable", str(error)
     except Exception as error:  # the hub's client has many ways to say that there is no network
@@ -372,10 +373,11 @@ def _fetch(parsed: _Reference, say: Progress, deadline: float) -> tuple[Path | N
 
 
 def _download(repo: str, revision: str | None, ignore: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub import snapshot_download, utils
 
-    class Silent(tqdm):  # type: ignore[type-arg,misc,unused-ignore]
+    bar: Any = getattr(utils, "tqdm")  # noqa: B009 (not declared as public there)
+
+    class Silent(bar):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "disable": True})
 
