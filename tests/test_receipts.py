@@ -358,18 +358,20 @@ def test_session_ids_sort_by_time_and_never_collide(tmp_path: Path) -> None:
 
 def test_the_manifest_of_a_session(store: ReceiptStore, tmp_path: Path) -> None:
     config = Settings(root=tmp_path, data_root=tmp_path, tracking_uri="https://me:pw@host/x", repeats=3)
-    command = ["pytest", "benchmarks", "--api-key", "hunter2", "--token=abc", "-m", "cpu", "http://u:p@h/"]
+    command = ["pytest", "benchmarks", "--token=abcdef", "-m", "cpu", "http://u:p@h/", "--api-key", "hunter2"]
     session = store.begin_session(config, command=command)
     store.update_session(session, planned=("a", "b"))
     assert store.manifest(session).ended_at == ""
     store.end_session(session, 1)
     manifest = ReceiptStore(store.root).manifest(session)
     assert manifest.command == (
-        "pytest", "benchmarks", "--api-key", "***", "--token=***", "-m", "cpu", "http://***@h/",
+        "pytest", "benchmarks", "--token=[redacted]", "-m", "cpu", "http://[redacted]@h/", "--api-key", "[redacted]",
     )  # fmt: skip
     assert manifest.settings["repeats"] == 3
-    assert manifest.settings["tracking_uri"] == "https://***@host/x"
+    assert manifest.settings["tracking_uri"] == "https://[redacted]@host/x"
     assert (manifest.planned, manifest.exit_status, manifest.host) == (("a", "b"), 1, socket.gethostname())
+    assert manifest.owner["pid"] == os.getpid()
+    assert receipts.may_be_alive(manifest.owner)
     assert manifest.ended_at > manifest.started_at
     text = (store.root / session / "session.json").read_text()
     assert "hunter2" not in text

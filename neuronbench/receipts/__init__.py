@@ -16,9 +16,10 @@ Light to import: neither pyarrow nor any other heavy library is loaded before a 
 
 from neuronbench.receipts.codec import ReceiptError, decode_record
 from neuronbench.receipts.files import LockTimeout, locked, write_atomic
+from neuronbench.receipts.owner import may_be_alive
 from neuronbench.receipts.receipt import Header, Marker, Receipt
 from neuronbench.receipts.recovery import recover
-from neuronbench.receipts.sessions import SessionManifest, new_session_id, redact, utc_now
+from neuronbench.receipts.sessions import SessionManifest, new_session_id, utc_now
 from neuronbench.receipts.store import ReceiptStore, Staging
 
 __all__ = [
@@ -32,9 +33,9 @@ __all__ = [
     "Staging",
     "decode_record",
     "locked",
+    "may_be_alive",
     "new_session_id",
     "recover",
-    "redact",
     "utc_now",
     "write_atomic",
 ]

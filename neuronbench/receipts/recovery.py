@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from neuronbench.model import Failure, Outcome, Record
 from neuronbench.receipts.codec import Document, Fields, ReceiptError, decode_record, parse
 from neuronbench.receipts.files import locked, to_text, write_atomic
+from neuronbench.receipts.owner import may_be_alive
 from neuronbench.receipts.receipt import RECORD, Receipt
 from neuronbench.receipts.store import OPEN, OPEN_PREFIX, OnError, ReceiptStore
-
-_SAME_START_S: Final = 2.0
-"""Start times of one process, asked for twice, differ by the clock's corrections; those of two never by so little."""
 
 
 def recover(root: Path, *, on_error: OnError | None = None) -> list[Receipt]:
@@ -58,7 +54,7 @@ def _recover_one(store: ReceiptStore, folder: Path) -> Receipt | None:
             shutil.rmtree(folder)
         return None
     trace = parse(path)
-    if _alive(Fields(path, trace).at("owner")):
+    if may_be_alive(Fields(path, trace).mapping("owner")):
         return None
     whole = folder / RECORD
     if whole.is_file():  # killed between the record's last byte and the rename: the measurement had ended
@@ -73,21 +69,6 @@ def _killed_at_birth(folder: Path) -> bool:
     """Whether the process died between making the folder and leaving its trace: there is nothing in it since long."""
     age_s = datetime.now(UTC).timestamp() - folder.stat().st_mtime
     return age_s > 60 and all(item.name.endswith(".tmp") for item in folder.iterdir())
-
-
-def _alive(owner: Fields) -> bool:
-    import psutil
-
-    pid, started = owner.whole("pid"), owner.number_or_none("create_time")
-    if owner.text("host") != socket.gethostname():
-        return True  # cannot be judged from here
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        return started is None or abs(process.create_time() - started) <= _SAME_START_S
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _interrupted(folder: Path, path: Path, trace: Document) -> Record:

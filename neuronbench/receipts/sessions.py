@@ -8,7 +8,7 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 from neuronbench.model import SCHEMA_VERSION, FrozenMap, Json, jsonable
 from neuronbench.receipts.codec import Fields, ReceiptError, parse
 from neuronbench.receipts.files import sync_folder, to_text, write_atomic
+from neuronbench.receipts.owner import this_process
+from neuronbench.redaction import redact, redact_argv
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
 
 MANIFEST: Final = "session.json"
 _SESSION_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4,}")
-_SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api[-_]?key|credential|auth)")
-_URL_LOGIN = re.compile(r"(?i)([a-z][a-z0-9+.-]*://)[^/@\s]+@")
-_HIDDEN: Final = "***"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +35,15 @@ class SessionManifest:
     started_at: str
     """UTC, ISO 8601 with microseconds."""
     command: tuple[str, ...] = ()
-    """The command line, secrets replaced by `***`."""
+    """The command line, secrets redacted."""
     host: str = ""
     user: str = ""
     settings: FrozenMap = field(default_factory=FrozenMap)
     """Those settings that change what is measured or where it goes."""
     planned: tuple[str, ...] = ()
     """Ids of the points that were to be measured."""
+    owner: FrozenMap = field(default_factory=FrozenMap)
+    """The process that measures: `pid`, `create_time`, `host`."""
     ended_at: str = ""
     """Empty while it runs, and for ever when it was killed."""
     exit_status: int | None = None
@@ -79,25 +80,6 @@ def is_session_id(name: str) -> bool:
     return _SESSION_ID.fullmatch(name) is not None
 
 
-def redact(words: Iterable[str]) -> tuple[str, ...]:
-    """A command line without its secrets: values of options that sound secret, and logins inside URLs."""
-    out: list[str] = []
-    hide_next = False
-    for word in words:
-        if hide_next and not word.startswith("-"):
-            out.append(_HIDDEN)
-            hide_next = False
-            continue
-        hide_next = False
-        name, equals, value = word.partition("=")
-        if equals and value and _SECRET_NAME.search(name):
-            out.append(f"{name}={_HIDDEN}")
-            continue
-        hide_next = name.startswith("-") and not equals and _SECRET_NAME.search(name) is not None
-        out.append(_URL_LOGIN.sub(rf"\g<1>{_HIDDEN}@", word))
-    return tuple(out)
-
-
 def settings_facts(settings: Settings) -> dict[str, Json]:
     """The part of the settings that a reader of results wants to know."""
     facts: dict[str, Any] = {
@@ -106,12 +88,11 @@ def settings_facts(settings: Settings) -> dict[str, Json]:
         "overrides": {key: list(values) for key, values in settings.overrides.items()},
         "resume": settings.resume,
         "stacks": dict(settings.stacks),
-        "endpoint": settings.endpoint,
-        "tracking_uri": settings.tracking_uri,
+        "endpoint": redact(settings.endpoint),
+        "tracking_uri": redact(settings.tracking_uri),
         "traces": settings.traces,
         "deadlines": dataclasses.asdict(settings.deadlines),
     }
-    facts["endpoint"], facts["tracking_uri"] = redact((facts["endpoint"], facts["tracking_uri"]))
     return facts
 
 
@@ -125,9 +106,10 @@ def new_manifest(session: str, settings: Settings | None, command: Sequence[str]
     return SessionManifest(
         id=session,
         started_at=utc_now(),
-        command=redact(sys.argv if command is None else command),
+        command=tuple(redact_argv(list(sys.argv if command is None else command))),
         host=socket.gethostname(),
         user=user,
+        owner=FrozenMap(this_process()),
         settings=FrozenMap(settings_facts(settings)) if settings is not None else FrozenMap(),
     )
 
@@ -148,6 +130,7 @@ def read_manifest(folder: Path) -> SessionManifest:
         host=f.text("host", ""),
         user=f.text("user", ""),
         settings=FrozenMap(settings),
+        owner=FrozenMap(f.mapping("owner", {})),
         planned=tuple(f.texts("planned")),
         ended_at=f.text("ended_at", ""),
         exit_status=f.whole_or_none("exit_status"),

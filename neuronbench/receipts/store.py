@@ -7,7 +7,6 @@ whole, and is never written again but for the sinks' markers.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from neuronbench.model import SCHEMA_VERSION, Outcome, Record, RecordKind
 from neuronbench.receipts.codec import ReceiptError
 from neuronbench.receipts.files import sync_folder, sync_tree, to_text, write_atomic
+from neuronbench.receipts.owner import this_process
 from neuronbench.receipts.receipt import (
     RECORD,
     Header,
@@ -139,7 +139,7 @@ class ReceiptStore:
         """Note what `record` has by now, so that a recovered record has it too."""
         document = {
             "schema_version": SCHEMA_VERSION,
-            "owner": owner(),
+            "owner": this_process(),
             "started_at": staging.started_at,
             "phase": phase,
             "record": record.to_json(),
@@ -322,14 +322,6 @@ class ReceiptStore:
             listing.by_fingerprint.setdefault(header.fingerprint, []).append(header)
         self._listings[session] = listing
         return listing
-
-
-def owner() -> dict[str, Any]:
-    """This process, told apart from a later one with the same number."""
-    import psutil
-
-    process = psutil.Process()
-    return {"pid": process.pid, "create_time": process.create_time(), "host": socket.gethostname()}
 
 
 def _plain(name: str, noun: str) -> str:
