@@ -40,7 +40,10 @@ DEADLINE_SLACK_S = 60.0
 
 PLUGINS: pytest.StashKey[Plugins] = pytest.StashKey()
 SESSION: pytest.StashKey[Session] = pytest.StashKey()
-BRIDGE_ERRORS: pytest.StashKey[list[str]] = pytest.StashKey()
+SETTINGS: pytest.StashKey[configuration.Settings] = pytest.StashKey()
+ERRORS: pytest.StashKey[list[str]] = pytest.StashKey()
+"""What is wrong with benchmarks or conftest hooks: a usage error once collection is done, for raising on the spot would
+make an internal or a collection error of it."""
 POINT: pytest.StashKey[Point] = pytest.StashKey()
 REPEAT: pytest.StashKey[int] = pytest.StashKey()
 NEEDS: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
@@ -119,7 +122,8 @@ def pytest_configure(config: pytest.Config) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # told in the header, once and in one line
         plugins = config.stash[PLUGINS] = Plugins()
-    config.stash[BRIDGE_ERRORS] = []
+    config.stash[ERRORS] = []
+    config.stash[SETTINGS] = settings_of(config)
     config.addinivalue_line("markers", f"{MARK}(lane, grid, backends, params, slo): set by neuronbench.bench")
     _add_markers(config, plugins)
     config.pluginmanager.register(ConftestBridge(config), "neuronbench-conftest-bridge")
@@ -152,8 +156,7 @@ class ConftestBridge:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PluginWarning)
             if not plugins.register(plugin, name=file, source="conftest"):
-                # Raising here is an internal error of pytest; it becomes a usage error once collection is done.
-                self._config.stash[BRIDGE_ERRORS].append(f"{file}: {plugins.reports[file].error}")
+                self._config.stash[ERRORS].append(f"{file}: {plugins.reports[file].error}")
         _add_markers(self._config, plugins, known)
 
 
@@ -167,7 +170,7 @@ def session_of(config: pytest.Config) -> Session:
     if session is None:
         terminal = config.pluginmanager.get_plugin("neuronbench-terminal")
         progress = terminal.progress if isinstance(terminal, Terminal) else None
-        session = config.stash[SESSION] = Session(settings_of(config), config.stash[PLUGINS], progress=progress)
+        session = config.stash[SESSION] = Session(config.stash[SETTINGS], config.stash[PLUGINS], progress=progress)
         session.plugins.configured(session)
     return session
 
@@ -186,12 +189,13 @@ def mark_of(node: Any) -> dict[str, Any]:
 
 
 def lane_of(node: Any, plugins: Plugins, fixtures: Sequence[str]) -> str:
-    """The lane: told by `nb.bench`, by a lane's marker, or by the kind of resource; else `custom`."""
+    """The lane: told by `nb.bench`, by a lane's marker, or by the kind of resource; else `custom`.
+
+    Raises `LookupError` for a lane that no plugin has.
+    """
     told = mark_of(node).get("lane")
     if told:
-        if told not in plugins.lanes:
-            raise pytest.UsageError(f"{node.nodeid}: {_unknown(plugins.lanes, told)}")
-        return str(told)
+        return plugins.lanes[told].name
     for mark in node.iter_markers():
         if mark.name in plugins.lanes:
             return str(mark.name)
@@ -201,51 +205,47 @@ def lane_of(node: Any, plugins: Plugins, fixtures: Sequence[str]) -> str:
     return "custom"
 
 
-def _unknown(registry: Any, name: str) -> str:
-    try:
-        registry[name]
-    except LookupError as error:
-        return str(error.args[0])
-    return ""
-
-
-@pytest.hookimpl(trylast=True)  # so that `point` varies slower than the function's own parametrize
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, None]:
+    """Backend and grid first, the function's own `parametrize` next, repeats last: `[cpu-c4-in64-...-r1]`."""
     node = metafunc.definition
-    fixtures = metafunc.fixturenames
-    if not is_benchmark(metafunc.function.__name__, node.get_closest_marker(MARK) is not None, fixtures):
+    marked = node.get_closest_marker(MARK) is not None
+    if not is_benchmark(metafunc.function.__name__, marked, metafunc.fixturenames):
+        yield
         return
     session = session_of(metafunc.config)
-    plugins = session.plugins
+    metafunc.parametrize("point", _seeds(session, metafunc), indirect=True)
+    yield
+    repeats = session.settings.repeats
+    ids: list[Any] = [pytest.HIDDEN_PARAM] if repeats == 1 else [f"r{index}" for index in range(1, repeats + 1)]
+    metafunc.parametrize("nb_repeat", range(1, repeats + 1), ids=ids, indirect=True)
+
+
+def _seeds(session: Session, metafunc: pytest.Metafunc) -> list[Any]:
+    """One parameter per backend and point of the grid, with the markers of both backend and lane."""
+    node, plugins = metafunc.definition, session.plugins
     told = mark_of(node)
-    lane = lane_of(node, plugins, fixtures)
-    backends = told.get("backends") or tuple(plugins.backends.names())
-    for name in backends:
-        if name not in plugins.backends:
-            raise pytest.UsageError(f"{node.nodeid}: {_unknown(plugins.backends, name)}")
-    lane_marks = [getattr(pytest.mark, lane)] if lane in plugins.lanes else []
-    seeds = []
+    seeds: list[Any] = []
     try:
-        for backend in backends:
+        lane = lane_of(node, plugins, metafunc.fixturenames)
+        lane_marks = [getattr(pytest.mark, lane)] if lane in plugins.lanes else []
+        for backend in told.get("backends") or plugins.backends.names():
             marks = [getattr(pytest.mark, mark) for mark in (backend, *plugins.backends[backend].aliases)] + lane_marks
             for grid_point in points.grid_points(
                 session.settings, grid=told.get("grid"), backend=backend, params=told.get("params") or {}
             ):
                 label = f"{backend}-{grid_point.label}" if grid_point.label else backend
                 seeds.append(pytest.param((lane, backend, grid_point), id=label, marks=marks))
-    except grids.GridError as error:
-        raise pytest.UsageError(f"{node.nodeid}: {error}") from error
-    repeats = session.settings.repeats
-    ids: list[Any] = [pytest.HIDDEN_PARAM] if repeats == 1 else [f"r{index}" for index in range(1, repeats + 1)]
-    metafunc.parametrize("point", seeds, indirect=True)
-    metafunc.parametrize("nb_repeat", range(1, repeats + 1), ids=ids, indirect=True)
+    except (grids.GridError, LookupError) as error:
+        metafunc.config.stash[ERRORS].append(f"{node.nodeid}: {error.args[0]}")
+    return seeds
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     benches = [item for item in items if _is_bench_item(item)]
-    if benches and (config.stash[BRIDGE_ERRORS]):
-        raise pytest.UsageError("; ".join(config.stash[BRIDGE_ERRORS]))
+    if config.stash[ERRORS]:
+        raise pytest.UsageError("\n".join(config.stash[ERRORS]))
     for item, point in zip(benches, points.unique_ids([_point_of(item) for item in benches]), strict=True):
         item.stash[POINT] = point
         item.stash[REPEAT] = item.callspec.params["nb_repeat"]  # type: ignore[attr-defined]
@@ -355,7 +355,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     free = threading.current_thread() is threading.main_thread() and not signal.getitimer(signal.ITIMER_REAL)[0]
     if POINT not in item.stash or not free:
         return (yield)
-    seconds = session_of(item.config).settings.deadlines.point + DEADLINE_SLACK_S
+    deadline_s = session_of(item.config).settings.deadlines.point
+    seconds = deadline_s + min(DEADLINE_SLACK_S, deadline_s)
 
     def expired(signum: int, frame: FrameType | None) -> None:
         failure = Failure(
@@ -388,6 +389,7 @@ def pytest_runtest_makereport(
     try:
         _finish(session, item, outcome)
     except Exception as error:
+        del item.stash[OPEN]
         report.outcome = "failed"
         report.longrepr = f"the receipt of {opened.record.receipt_id} cannot be written: {type(error).__name__}: {error}"
         return report

@@ -164,9 +164,9 @@ class Session:
         """Receipt id of an earlier success of the same spec in the same environment; empty when there is none."""
         session = None if self.settings.resume == "last" else self.settings.resume
         found = self.store.find(
-            point.fingerprint, environment_key=self.environment(point.backend).key, repeat=repeat, session=session
+            point.fingerprint, self.environment(point.backend).key, repeat=repeat, session=session
         )
-        return found or ""
+        return found.record.receipt_id if found is not None else ""
 
     # -- hardware -----------------------------------------------------------------------------------------------------
 

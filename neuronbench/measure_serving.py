@@ -1,0 +1,193 @@
+"""One measured window against an endpoint: plan, samplers, driver, reduction, in this order.
+
+Everything that costs time on the host happens before the driver starts or after it has ended: the plan's bodies are
+encoded before, nothing in this process runs while the window is open but a wait on the driver's pipe, and receipts,
+tables and MLflow come afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from neuronbench.measure import DeadlineExceeded, PointFailure, Served, clock_epoch, reduction_served
+from neuronbench.model import Failure, Record, fingerprint
+from neuronbench.protocols import Endpoint, SamplerSpec
+from neuronbench.telemetry.request import TelemetryRequest
+
+if TYPE_CHECKING:
+    from neuronbench.load.run import Drive
+    from neuronbench.session import OpenRecord, Session
+    from neuronbench.telemetry.recorder import Telemetry
+
+TELEMETRY_PERIOD_S = 0.5
+SCRAPE_PERIOD_S = 1.0
+
+
+def serve(
+    session: Session,
+    opened: OpenRecord,
+    endpoint: Endpoint,
+    arrivals: Any,
+    workload: Any,
+    *,
+    telemetry: TelemetryRequest,
+    api: Literal["completions", "chat"],
+    slo: Mapping[str, float],
+) -> Served:
+    """Measure and record; see `Measure.serve`."""
+    from neuronbench.load.plan import make_plan
+    from neuronbench.load.run import Timeouts, drive, reduce_run
+    from neuronbench.telemetry.recorder import Recorder
+
+    settings, record = session.settings, opened.record
+    if not endpoint.alive():
+        raise PointFailure(_endpoint_failure(endpoint, "window", "the server was gone before the point began"))
+    scratch = opened.folder / ".load"
+    session.progress(f"{record.point.id}: preparing requests")
+    plan = make_plan(
+        scratch / "plan",
+        arrivals=arrivals,
+        workload=workload,
+        api=api,
+        base_url=endpoint.base_url,
+        model=endpoint.model,
+        vocabulary=endpoint.vocabulary,
+        api_key=endpoint.api_key,
+        seed=seed_of(record),
+    )
+    record.workload.update(plan.describe(), epoch=clock_epoch(), slo=dict(slo), engine="native")
+
+    samplers = [*default_samplers(endpoint), *telemetry.samplers]
+    samplers += session.plugins.telemetry_samplers(record.point, endpoint)
+    recorder = Recorder.start(samplers, opened.folder, session.spawn)
+    try:
+        driven: Drive = session.plugins.measuring(
+            record.point,
+            endpoint,
+            record,
+            lambda: drive(
+                plan,
+                base_url=endpoint.base_url,
+                out=scratch / "out",
+                spawn=session.spawn,
+                progress=lambda text: session.progress(f"{record.point.id}: {text}"),
+                deadline_s=settings.deadlines.point,
+                timeouts=Timeouts(first_token_s=settings.deadlines.first_token, total_s=settings.deadlines.request),
+                api_key=endpoint.api_key,
+            ),
+        )
+    finally:
+        sampled = telemetry.result = recorder.stop()
+    reduction = reduce_run(plan, scratch / "out", table=opened.folder / "requests.parquet", slo=slo, drive=driven)
+    _record(opened, reduction, sampled)
+    _discard(scratch)
+    failure = _failure(session, endpoint, driven)
+    if failure is not None:
+        raise DeadlineExceeded(failure) if failure.kind.endswith("timeout") else PointFailure(failure)
+    return reduction_served(reduction)
+
+
+def seed_of(record: Record) -> int:
+    """Seed of the prompts: the same for the same axes and repeat on every backend, in every session.
+
+    It differs between the points and repeats that one server sees, so that no point meets prompts that an earlier one
+    left in a prefix cache.
+    """
+    point = record.point
+    return int(fingerprint({"axes": {axis: point.params[axis] for axis in point.axes}, "repeat": record.repeat})[:8], 16)
+
+
+def default_samplers(endpoint: Endpoint) -> list[SamplerSpec]:
+    """The server's process tree, its own counters, and the host."""
+    samplers = [SamplerSpec(name="host", target="neuronbench.telemetry.host:Host", period_s=TELEMETRY_PERIOD_S)]
+    if endpoint.pids():
+        samplers.append(
+            SamplerSpec(
+                name="server",
+                target="neuronbench.telemetry.process_tree:ProcessTree",
+                options={"pids": list(endpoint.pids())},
+                period_s=TELEMETRY_PERIOD_S,
+            )
+        )
+    if endpoint.metrics_url:
+        samplers.append(
+            SamplerSpec(
+                name="metrics",
+                target="neuronbench.telemetry.prometheus:Prometheus",
+                options={"url": endpoint.metrics_url, "prefixes": ["vllm:", "vllm_neuron:"]},
+                period_s=SCRAPE_PERIOD_S,
+            )
+        )
+    return samplers
+
+
+def _record(opened: OpenRecord, reduction: Any, sampled: Telemetry) -> None:
+    from neuronbench.telemetry.summary import server_metrics, serving_counters, telemetry_gate
+
+    record = opened.record
+    record.add(*reduction.metrics)
+    record.gate(*reduction.gates)
+    record.workload["window"] = dict(reduction.window)
+    record.workload["failures"] = dict(reduction.failures)
+    record.tables["requests"] = "requests.parquet"
+    if sampled.table is not None:
+        record.tables["telemetry"] = sampled.table.name
+    if sampled.problem:
+        record.notes.append(f"telemetry: {sampled.problem}")
+    start_ns, end_ns = reduction.window.get("start_ns"), reduction.window.get("end_ns")
+    if start_ns is not None and end_ns is not None:
+        record.add(*server_metrics(sampled, start_ns, end_ns), *serving_counters(sampled, start_ns, end_ns))
+        record.gate(telemetry_gate(sampled, start_ns, end_ns))
+
+
+def _failure(session: Session, endpoint: Endpoint, driven: Drive) -> Failure | None:
+    """Why there is no result; None when the driver ended as planned."""
+    if driven.status == "ok":
+        return None
+    if driven.status == "server_gone" or not endpoint.alive():
+        return _endpoint_failure(endpoint, "window", driven.message)
+    if driven.status == "timeout":
+        return Failure(
+            kind="point_timeout",
+            phase="window",
+            message=driven.message or f"the load did not end within {session.settings.deadlines.point:g} s",
+            remedy="raise it with --nb-deadline point=SECONDS, or send fewer or shorter requests",
+        )
+    return Failure(
+        kind=f"driver_{driven.status}",
+        phase="window",
+        message=driven.message or "the load driver ended early",
+        causal_line=driven.message,
+        remedy="what was recorded until then is in requests.parquet; the driver's log is in the receipt",
+    )
+
+
+def _endpoint_failure(endpoint: Endpoint, phase: str, message: str) -> Failure:
+    """What the server itself says about its end; it may take a moment to be seen as ended."""
+    deadline = time.monotonic() + 5.0
+    while endpoint.alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    found = endpoint.diagnose(phase)
+    if found is not None:
+        return found
+    return Failure(
+        kind="server_gone",
+        phase=phase,
+        message=message or "the server stopped answering",
+        causal_line=message,
+        remedy="look at the end of the server's log",
+    )
+
+
+def _discard(scratch: Path) -> None:
+    """The spill is in the tables now; the driver's log stays."""
+    import shutil
+
+    for log in sorted(scratch.rglob("*.log")):
+        if log.stat().st_size:
+            log.replace(scratch.parent / log.name)
+    shutil.rmtree(scratch, ignore_errors=True)
+

@@ -1,0 +1,137 @@
+"""A throw-away project with a fake backend, built as a user would build one: a conftest and a module beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFTEST = '''
+from neuronbench import BackendInfo, LaneInfo, ProviderInfo, hookimpl
+
+@hookimpl
+def register_backends(register):
+    register(BackendInfo(name="fake", title="Fake hardware", target="fakes:FakeBackend", family="fake"))
+    register(BackendInfo(name="absent", title="Absent hardware", target="fakes:AbsentBackend", family="fake"))
+
+@hookimpl
+def register_lanes(register):
+    register(LaneInfo(name="toy", title="Toys", headline=("speed_toys_s",)))
+
+@hookimpl
+def register_resources(register):
+    register(ProviderInfo(name="endpoint/fake", kind="endpoint", families=("fake",), target="fakes:FakeProvider"))
+'''
+
+FAKES = '''
+import json, os, pathlib, time
+from neuronbench import BootError, Failure, Metric, Probe, ResourceSpec, Unsupported
+from neuronbench.model import FrozenMap
+
+LOG = pathlib.Path(os.environ["FAKE_LOG"])
+
+def say(event, **facts):
+    with LOG.open("a") as file:
+        file.write(json.dumps({"event": event, "pid": os.getpid(), **facts}) + "\\n")
+
+class FakeBackend:
+    def __init__(self, info):
+        self.info = info
+    def probe(self):
+        say("probe", backend=self.info.name)
+        return Probe(available=True, cores=2, facts=FrozenMap(simulated=True))
+    def stack(self, kind, settings):
+        raise LookupError("no stack")
+    def facts(self):
+        return {"fake.version": "1"}
+    def failure_rules(self):
+        return ()
+
+class AbsentBackend(FakeBackend):
+    def probe(self):
+        return Probe(available=False, reason="no /dev/absent0")
+
+class FakeResource:
+    def __init__(self, spec):
+        self.spec, self.facts, self.logs, self.up = spec, {"fake": True}, (), True
+        self.boot_metrics = (Metric(id="boot_time", value=0.5, unit="s", better="lower", n=1),)
+        self.base_url, self.model, self.vocabulary = "http://127.0.0.1:9", "m", None
+        self.metrics_url = self.api_key = None
+    def alive(self):
+        return self.up
+    def pids(self):
+        return ()
+    def diagnose(self, phase):
+        return None
+    def stop(self):
+        if self.up:
+            say("stop", model=self.spec.settings["model"])
+        self.up = False
+
+class FakeProvider:
+    def __init__(self, info):
+        self.info = info
+    def spec(self, point, backend, settings):
+        return ResourceSpec(kind="endpoint", backend=point.backend, provider=self.info.name,
+                            settings=FrozenMap(model=point.get("model", "m")), cores=2)
+    def check(self, spec, backend, settings):
+        if spec.settings["model"] == "too-large":
+            return Unsupported(reason="too-large does not fit")
+        if spec.settings["model"] == "known-bad":
+            return Unsupported(reason="compiler bug 42", known_bad=True)
+    def boot(self, spec, context):
+        model = spec.settings["model"]
+        say("boot", model=model)
+        (context.folder / "server.log").write_text(f"booting {model}\\n")
+        context.progress(f"booting {model}")
+        if model == "broken":
+            raise BootError(Failure(kind="bad_weights", phase="boot", message="cannot load",
+                                    causal_line="ValueError: header too large", remedy="fetch it again"),
+                            facts={"tried": True})
+        if model == "raises":
+            raise RuntimeError("a defect of the provider")
+        return FakeResource(spec)
+'''
+
+
+class Project:
+    """A pytester project; `run` gives its result, `records` what it left."""
+
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pytester = pytester
+        self.path = pytester.path
+        monkeypatch.setenv("FAKE_LOG", str(self.path / "fake.log"))
+        monkeypatch.setenv("NEURONBENCH_DISABLE_PLUGINS", "neuron")
+        monkeypatch.syspath_prepend(str(self.path))
+        pytester.makeconftest(CONFTEST)
+        pytester.makepyfile(fakes=FAKES)
+        pytester.makepyprojecttoml('[tool.pytest]\nneuronbench = true\nstrict = true\nfilterwarnings = ["error"]\n')
+
+    def bench(self, source: str, name: str = "bench_it") -> None:
+        self.pytester.makepyfile(**{name: "import neuronbench as nb\nimport pytest\n" + source})
+
+    def run(self, *args: str, subprocess: bool = True) -> pytest.RunResult:
+        arguments = ["-p", "no:cacheprovider", "--nb-tracking-uri", "off", *args]
+        if subprocess:
+            return self.pytester.runpytest_subprocess(*arguments, timeout=60)
+        return self.pytester.runpytest_inprocess(*arguments)
+
+    @property
+    def receipts(self) -> Path:
+        return self.path / "mlruns" / "receipts"
+
+    def records(self, kind: str = "point") -> list[dict[str, Any]]:
+        found = [json.loads(path.read_text()) for path in sorted(self.receipts.glob("*/*/record.json"))]
+        return [record for record in found if record["kind"] == kind]
+
+    def events(self, *names: str) -> list[tuple[str, str]]:
+        path = self.path / "fake.log"
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [(line["event"], line.get("model", "")) for line in lines if not names or line["event"] in names]
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    return Project(pytester, monkeypatch)
