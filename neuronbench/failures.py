@@ -25,6 +25,7 @@ from typing import Final
 
 from neuronbench.catalog import load_table
 from neuronbench.model import Failure, Json
+from neuronbench.redaction import redact
 
 UNCLASSIFIED: Final = "unclassified"
 HEAD_BYTES: Final = 1 << 20
@@ -114,18 +115,22 @@ def _parse(raw: str) -> _Line:
     return _Line(text, text[match.end() :], level in _QUIET or bool(_WARNING_LINE.search(text[:LINE_CHARS])))
 
 
-def read_log(path: Path, *, head: int = HEAD_BYTES, tail: int = TAIL_BYTES) -> str:
-    """The text of a log, its beginning and end when it is larger than `head + tail` bytes; empty when unreadable."""
+def read_log(path: Path, *, start: int = 0, head: int = HEAD_BYTES, tail: int = TAIL_BYTES) -> str:
+    """The text of a log from byte `start` on; its beginning and end when that is more than `head + tail` bytes.
+
+    Empty when the file cannot be read.
+    """
     try:
         with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            if size <= head + tail:
+            end = file.seek(0, 2)
+            file.seek(min(start, end))
+            left_out = end - start - head - tail
+            if left_out <= 0:
                 data = file.read(head + tail)
             else:
                 first = file.read(head)
-                file.seek(size - tail)
-                data = first + f"\n[... {size - head - tail} bytes left out ...]\n".encode() + file.read(tail)
+                file.seek(end - tail)
+                data = first + f"\n[... {left_out} bytes left out ...]\n".encode() + file.read(tail)
     except OSError:
         return ""
     return data.decode("utf-8", errors="replace")
@@ -228,12 +233,12 @@ def classify(
             kind=kind,
             phase=phase,
             message=message or describe_exit(exit_status) or line or "it failed without saying why",
-            causal_line=line,
+            causal_line=redact(line),
             cause=cause,
             remedy=remedy,
             log=log_name,
             exit_status=exit_status,
-            traceback=traceback,
+            traceback=redact(traceback),
         )
 
     loud = rules.earliest(lines, quiet=False)

@@ -27,7 +27,10 @@ _FIXED: Final = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", REDACTED),
-        (r"(?i)\b(bearer|basic)\s+(?=[A-Za-z0-9._~+/=-]*\d|[A-Za-z0-9._~+/=-]{20})[A-Za-z0-9._~+/=-]{8,}", rf"\1 {REDACTED}"),
+        (
+            r"(?i)\b(bearer|basic)\s+(?=[A-Za-z0-9._~+/=-]*\d|[A-Za-z0-9._~+/=-]{20})[A-Za-z0-9._~+/=-]{8,}",
+            rf"\1 {REDACTED}",
+        ),
         (r"(?i)(?<=://)[^\s/@:\"']*:[^\s/@\"']*(?=@)", REDACTED),
         (r"(?i)(?<=://)[A-Za-z0-9_.~%-]{16,}(?=@)", REDACTED),
         (r"\b(?:AKIA|ASIA|ABIA|ACCA|AROA|AIDA)[A-Z0-9]{16}\b", REDACTED),

@@ -1,1 +1,1 @@
-"""TODO-DOC"""
+"""Start and watch an OpenAI-compatible server, or attach to one that runs."""

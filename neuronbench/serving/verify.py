@@ -1,0 +1,111 @@
+"""One generation that proves a server works: right status, tokens counted, text that is text."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from typing import Any, Final
+
+from neuronbench.serving import http
+
+PROMPT: Final = "The capital of France is"
+MAX_TOKENS: Final = 8
+
+
+REMEDY: Final = (
+    "A server that writes garbage has the wrong weights, dtype or kernels: try another dtype, enforce_eager, or the "
+    "weights' original source."
+)
+
+
+class GenerationError(Exception):
+    """The server answered, but not with a generation. `kind` is the class of failure."""
+
+    def __init__(self, kind: str, message: str, body: str = "") -> None:
+        super().__init__(message)
+        self.kind, self.body = kind, body
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """What the server generated."""
+
+    text: str
+    tokens: int
+    api: str
+    """`completions` or `chat`."""
+
+
+def served_models(base_url: str, *, timeout_s: float, api_key: str | None = None) -> list[dict[str, Any]]:
+    """Entries of `/v1/models`. Raises `http.Unreachable`, or `GenerationError` for an answer that is no such list."""
+    answer = http.request(base_url, "/v1/models", timeout_s=timeout_s, api_key=api_key)
+    if answer.status in (401, 403):
+        raise GenerationError(
+            "endpoint_auth", f"the server refuses the API key or wants one (status {answer.status})", answer.text
+        )
+    document = answer.json()
+    entries = document.get("data") if isinstance(document, dict) else None
+    if answer.status != 200 or not isinstance(entries, list):
+        raise GenerationError(
+            "not_openai_compatible",
+            f"/v1/models answered with status {answer.status} and no list of models",
+            answer.text,
+        )
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+
+
+def generate(base_url: str, model: str, *, timeout_s: float, api_key: str | None = None) -> Generation:
+    """Ask for a few greedy tokens, not streamed, and check the answer; chat is tried where completions do not exist.
+
+    Raises `http.Unreachable` and `GenerationError`.
+    """
+    asked = {"model": model, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": False}
+    api = "completions"
+    answer = http.request(
+        base_url, "/v1/completions", timeout_s=timeout_s, payload={**asked, "prompt": PROMPT}, api_key=api_key
+    )
+    if answer.status in (404, 405) and "does not exist" not in answer.text:
+        api = "chat"
+        payload = {**asked, "messages": [{"role": "user", "content": PROMPT}]}
+        answer = http.request(base_url, "/v1/chat/completions", timeout_s=timeout_s, payload=payload, api_key=api_key)
+    if answer.status != 200:
+        raise GenerationError(
+            "generation_failed",
+            f"the first request failed with status {answer.status}: {answer.text[:500]}",
+            answer.text,
+        )
+    document = answer.json()
+    try:
+        choice = document["choices"][0]
+        text = choice["text"] if api == "completions" else _chat_text(choice["message"])
+        tokens = document["usage"]["completion_tokens"]
+    except (KeyError, IndexError, TypeError):
+        raise GenerationError(
+            "generation_invalid", f"the first answer lacks text or usage: {answer.text[:300]!r}", answer.text
+        ) from None
+    if not isinstance(tokens, int) or tokens < 1:
+        raise GenerationError("generation_invalid", f"the server counts {tokens!r} generated tokens in its answer")
+    wrong = what_is_wrong(text)
+    if wrong:
+        raise GenerationError("generation_invalid", f"the first generation {wrong}: {text[:80]!r}")
+    return Generation(text=text, tokens=tokens, api=api)
+
+
+def _chat_text(message: dict[str, Any]) -> Any:
+    return message.get("content") or message.get("reasoning") or message.get("reasoning_content") or ""
+
+
+def what_is_wrong(text: object) -> str:
+    """Why `text` cannot be what a working model writes; empty when nothing is."""
+    if not isinstance(text, str):
+        return "is not text"
+    if not text.strip():
+        return "is empty"
+    if "\x00" in text:
+        return "contains NUL characters"
+    bad = sum(
+        char == "\ufffd" or (unicodedata.category(char) in ("Cc", "Cn", "Co") and char not in "\n\r\t") for char in text
+    )
+    if 2 * bad > len(text.strip()):
+        return "is mostly unprintable"
+    return ""
