@@ -231,6 +231,16 @@ class Plugins:
         where = f" ({report.distribution} {report.version})" if report.distribution else ""
         warnings.warn(f"plugin {report.name!r}{where} is left out: {report.error}", PluginWarning, stacklevel=3)
 
+    def registered(self, plugin: str | None = None) -> dict[str, list[str]]:
+        """Names of what is registered, by kind (`{"backends": ["trn1"], ...}`): all, or of one plugin."""
+        kinds: dict[str, Registry[Any]] = {
+            "backends": self.backends, "lanes": self.lanes, "providers": self.providers, "sinks": self.sinks
+        }  # fmt: skip
+        return {
+            kind: [name for name in each.names() if plugin is None or each.owner(name) == plugin]
+            for kind, each in kinds.items()
+        }
+
     # -- objects ------------------------------------------------------------------------------------------------------
 
     def _instance(self, kind: str, info: Any, *args: Any) -> Any:
@@ -365,3 +375,9 @@ class Plugins:
                 return owners[trace.tb_frame.f_code]
             trace = trace.tb_next
         return None
+
+
+__all__ = [
+    "API_VERSION", "DEFAULT_PLUGINS", "ENTRY_POINT_GROUP", "PluginError", "PluginReport", "PluginWarning", "Plugins",
+    "load_target",
+]  # fmt: skip

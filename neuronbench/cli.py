@@ -1,0 +1,125 @@
+"""The `neuronbench` command. Benchmarks run with pytest; this is for everything around them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from neuronbench.commands import doctor, host, list_, models, plugins, reap
+from neuronbench.config import ConfigError
+from neuronbench.plugins import PluginError, Plugins, PluginWarning
+
+HELP = """Benchmarks for AWS Trainium and Inferentia whose numbers can be quoted.
+
+A benchmark is a pytest file, and pytest runs it:
+
+\b
+    pytest benchmarks -m cpu              on this machine's CPU
+    pytest benchmarks -m inf2             on an Inferentia2 instance
+    pytest benchmarks -m "cpu and serving" --nb-grid full --nb-repeats 3
+
+Every result is a receipt below mlruns/receipts, and a run in MLflow. The commands here look after what is around that:
+is this machine fit to measure (doctor), what was measured (list), look at it (ui), send it on (push).
+"""
+
+
+def build(found: Plugins) -> typer.Typer:
+    """The application with the core's commands and those of plugins."""
+    app = typer.Typer(
+        name="neuronbench", help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+        pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
+    )  # fmt: skip
+
+    @app.callback(help=HELP)
+    def top(
+        context: typer.Context,
+        root: Annotated[
+            Path | None,
+            typer.Option(
+                file_okay=False,
+                exists=True,
+                help="Project folder (default: the nearest upwards with neuronbench.toml).",
+            ),
+        ] = None,
+        version: Annotated[
+            bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
+        ] = False,
+    ) -> None:
+        context.obj = host.Host(plugins=found, root=root)
+
+    app.command("doctor", short_help="Is this machine fit to measure? What to do if not.")(doctor.doctor)
+    app.command("list", short_help="What was measured: sessions, or the points of one.")(list_.list_receipts)
+    app.command("plugins", short_help="What is installed, and what is left out and why.")(plugins.plugins)
+    app.add_typer(models.app, name="models", short_help="The models that are known; fetch one.")
+    app.command("reap", short_help="End what a killed run left running.")(reap.reap)
+    added = typer.Typer()
+    found.register_commands(added)
+    _adopt(app, added)
+    return app
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import neuronbench
+
+        host.say(f"neuronbench {neuronbench.__version__}")
+        raise typer.Exit
+
+
+def _name(info: Any) -> str:
+    return str(info.name or getattr(info.callback, "__name__", "")).replace("_", "-")
+
+
+def _adopt(app: typer.Typer, added: typer.Typer) -> None:
+    """Take over what plugins added. A command under a name that is taken would hide the other one: it is left out."""
+    taken = {_name(info) for info in (*app.registered_commands, *app.registered_groups)}
+    for source, target in (
+        (added.registered_commands, app.registered_commands),
+        (added.registered_groups, app.registered_groups),
+    ):
+        for info in list[Any](source):
+            if _name(info) in taken:
+                where = getattr(info.callback, "__module__", "a plugin")
+                text = f"the command {_name(info)!r} of {where} is left out: there is one of that name"
+                warnings.warn(text, PluginWarning, stacklevel=2)
+                continue
+            taken.add(_name(info))
+            cast("list[Any]", target).append(info)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status: 0, 1 for a failure, 2 for wrong usage or settings."""
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", PluginWarning)
+            app = build(Plugins())
+        for warning in caught:
+            host.complain(str(warning.message))
+        app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="neuronbench")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    except host.CommandError as error:
+        host.complain(str(error))
+        return error.status
+    except ConfigError as error:
+        host.complain(str(error))
+        return host.USAGE
+    except PluginError as error:
+        host.complain(str(error))
+        return host.FAILURE
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `neuronbench list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return host.FAILURE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""What every command gets: settings, plugins, a place to print, and a way to fail without a traceback."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import typer
+    from rich.table import Table
+
+    from neuronbench.config import Settings
+    from neuronbench.plugins import Plugins
+    from neuronbench.receipts import ReceiptStore
+
+USAGE, FAILURE = 2, 1
+
+
+class CommandError(Exception):
+    """Ends a command with a message, not a traceback. `status`: 2 for wrong usage or settings, 1 for a failure."""
+
+    def __init__(self, message: str, *, remedy: str = "", status: int = FAILURE) -> None:
+        super().__init__(message + (f"\n  To do: {remedy}" if remedy else ""))
+        self.status = status
+
+
+@dataclass(kw_only=True)
+class Host:
+    """Given to every command as `ctx.obj`."""
+
+    plugins: Plugins
+    root: Path | None = None
+    """Project folder the user named; None: the nearest upwards."""
+
+    @functools.cached_property
+    def settings(self) -> Settings:
+        from neuronbench import config
+
+        return config.load(self.root)
+
+    @functools.cached_property
+    def store(self) -> ReceiptStore:
+        from neuronbench.receipts import ReceiptStore
+
+        return ReceiptStore(self.settings.receipts_dir)
+
+    def session(self, name: str) -> str:
+        """The id of the session that `name` means: an id, the start of one, or `last`."""
+        known = self.store.sessions()
+        if not known:
+            raise CommandError(
+                f"no receipts in {self.settings.receipts_dir}",
+                remedy="measure something first: pytest benchmarks -m cpu; or name the project's folder with --root",
+            )
+        if name == "last":
+            return self.store.latest_session() or known[-1]
+        found = [session for session in known if session.startswith(name)]
+        if name in found:
+            return name
+        if len(found) == 1:
+            return found[0]
+        what = "several sessions start with" if found else "there is no session"
+        raise CommandError(f"{what} {name!r}; the latest are: {', '.join((found or known)[-5:])}", status=USAGE)
+
+
+def of(context: typer.Context) -> Host:
+    """The host of a running command."""
+    host: Host = context.obj
+    return host
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def complain(text: str) -> None:
+    print(f"neuronbench: {text}", file=sys.stderr, flush=True)
+
+
+def emit_json(value: Any) -> None:
+    say(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def width() -> int:
+    """Columns to print tables in: the terminal's; plenty where the output is read by something else."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> Table:
+    """A plain table; long cells wrap, nothing is cut off."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, overflow="fold", justify="right" if column in right else "left")
+    for row in rows:
+        made.add_row(*(Text(cell) for cell in row))
+    return made
+
+
+def show(*tables: Table) -> None:
+    """Print tables, in colour on a terminal (unless NO_COLOR is set)."""
+    from rich.console import Console
+
+    console = Console(width=width(), highlight=False)
+    for each in tables:
+        console.print(each)
+
+
+class ProgressLine:
+    """Progress of a long step on standard error: one line that is rewritten on a terminal, each text once elsewhere."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._last = ""
+
+    def __call__(self, text: str) -> None:
+        if self._terminal:
+            print(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+        elif text != self._last:
+            print(text, file=sys.stderr, flush=True)
+        self._last = text
+
+    def done(self) -> None:
+        if self._terminal and self._last:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

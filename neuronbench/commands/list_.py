@@ -1,0 +1,109 @@
+"""`neuronbench list`: sessions, and the points of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from neuronbench.commands import host
+
+if TYPE_CHECKING:
+    from neuronbench.receipts import ReceiptError
+
+
+def list_receipts(
+    context: typer.Context,
+    session: Annotated[
+        str, typer.Option(metavar="ID", help="Show the points of this session: an id, the start of one, or `last`.")
+    ] = "",
+    lane: Annotated[str, typer.Option(help="Only points of this lane.")] = "",
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="How many sessions to show, latest last.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what has been measured: the sessions, or with --session the points of one."""
+    here = host.of(context)
+    problems: list[ReceiptError] = []
+    if session or lane:
+        _points(here, here.session(session or "last"), lane, as_json, problems)
+    else:
+        _sessions(here, number, as_json, problems)
+    for problem in problems:
+        host.complain(str(problem))
+    if problems:
+        raise typer.Exit(host.FAILURE)
+
+
+def _sessions(here: host.Host, number: int, as_json: bool, problems: list[ReceiptError]) -> None:
+    from neuronbench.receipts import ReceiptError
+
+    rows: list[dict[str, Any]] = []
+    for name in here.store.sessions()[-number:]:
+        try:
+            manifest: dict[str, Any] = here.store.manifest(name).to_json()
+        except ReceiptError:  # imported, or killed before the first line
+            manifest = {}
+        headers = list(here.store.headers(name, on_error=problems.append))
+        rows.append(
+            {
+                "session": name,
+                "started_at": manifest.get("started_at") or (headers[0].started_at if headers else ""),
+                "ended_at": manifest.get("ended_at", ""),
+                "exit_status": manifest.get("exit_status"),
+                "outcomes": dict(Counter(str(h.outcome) for h in headers if h.kind == "point")),
+                "boots": sum(h.kind != "point" for h in headers),
+                "lanes": sorted({h.lane for h in headers if h.kind == "point"}),
+                "command": list(manifest.get("command", ())),
+            }
+        )
+    if as_json:
+        host.emit_json(rows)
+        return
+    if not rows:
+        host.say(f"No sessions in {here.settings.receipts_dir} yet. To make one: pytest benchmarks -m cpu")
+        return
+    cells = [
+        (
+            row["session"],
+            row["started_at"][:19].replace("T", " "),
+            ", ".join(row["lanes"]) or "–",
+            ", ".join(f"{count} {outcome}" for outcome, count in row["outcomes"].items()) or "–",
+            str(row["boots"]),
+            "–" if row["exit_status"] is None else str(row["exit_status"]),
+        )
+        for row in rows
+    ]
+    columns = ("session", "started (UTC)", "lanes", "points", "boots", "exit")
+    host.show(host.table(columns, cells, right=("boots", "exit")))
+    host.say(f"Receipts are in {here.settings.receipts_dir}. The points of a session: neuronbench list --session last")
+
+
+def _points(here: host.Host, session: str, lane: str, as_json: bool, problems: list[ReceiptError]) -> None:
+    from neuronbench.report import tables
+
+    if lane and lane not in here.plugins.lanes:
+        known = ", ".join(here.plugins.lanes.names())
+        raise host.CommandError(f"no lane {lane!r}; known: {known}", status=host.USAGE)
+    receipts = [
+        receipt
+        for receipt in here.store.iter(session, on_error=problems.append)
+        if not lane or receipt.record.point.lane == lane
+    ]
+    if as_json:
+        host.emit_json([receipt.record.to_json() for receipt in receipts])
+        return
+    records = [receipt.record for receipt in receipts]
+    if not records:
+        host.say(f"No receipts{f' of lane {lane!r}' if lane else ''} in {here.settings.receipts_dir / session}")
+        return
+    for name, members in tables.by_lane(records).items():
+        headline = here.plugins.lanes[name].headline if name in here.plugins.lanes else ()
+        keys = headline or sorted({key for m in members for key in m.metrics})[:8]
+        host.show(tables.lane_table(f"{name}, session {session}", members, keys))
+    boots = [record for record in records if record.kind == "boot"]
+    if boots:
+        host.show(tables.boot_table(boots))
+    for line in (*tables.gate_lines(records), *tables.failure_lines(records)):
+        host.say(line)
+    host.say(f"Receipts: {here.settings.receipts_dir / session}")
