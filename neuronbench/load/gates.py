@@ -1,0 +1,197 @@
+"""Checks by which the client proves that it did not make the result itself.
+
+Limits are relative to what was measured wherever a fixed number would be either blind or unfair: being late by 1 ms
+matters for a first token after 5 ms and not for one after 5 s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from neuronbench.load.outcomes import Kind, failure_name
+from neuronbench.model import Gate, Json
+
+if TYPE_CHECKING:
+    from neuronbench.load.plan import Plan
+    from neuronbench.load.pool import Pool
+    from neuronbench.load.run import Drive
+    from neuronbench.load.tally import Tally
+    from neuronbench.load.window import Edges
+
+LEAST_LAG_MS: Final = 2.0
+LEAST_SEND_LAG_MS: Final = 1.0
+CPU_LIMIT_PCT: Final = 80.0
+ERROR_LIMIT: Final = 0.01
+LENGTH_LIMIT: Final = 0.01
+IN_FLIGHT_LIMIT: Final = 0.05
+RATE_LIMIT: Final = 0.01
+SAMPLES_FOR_P99: Final = 100
+
+
+def _at_most(
+    id: str, observed: float | None, limit: float, unit: str = "", message: str = "", missing: str = ""
+) -> Gate:
+    return Gate(
+        id=id,
+        passed=None if observed is None else observed <= limit,
+        observed=observed,
+        limit=limit,
+        unit=unit,
+        message=missing if observed is None else message,
+    )
+
+
+def _p(pool: Pool, p: float) -> float | None:
+    """Nearest rank, the largest where there are too few: a gate has to decide on what there is."""
+    found = pool.quantile(p, failures=False).value
+    return found if found is not None else (pool.largest if pool.n else None)
+
+
+def client_gates(
+    plan: Plan, drive: Drive | None, edges: Edges, tally: Tally | None, lags: Pool, wrapped: int
+) -> list[Gate]:
+    """All gates that need nothing but the client's own records."""
+    complete = edges.opened is not None and edges.closed is not None and (drive is None or drive.status == "ok")
+    reason = "" if complete else (drive.message if drive and drive.message else "the run ended before its window did")
+    gates = [Gate(id="window_complete", passed=complete, observed=complete, limit=True, message=reason)]
+    if tally is None:
+        return gates
+    closed_loop = plan.arrivals["kind"] == "closed"
+    e2e, ttft = _p(tally.pools["e2e"], 0.5), _p(tally.pools["ttft"], 0.5)
+    stamped = tally.received > 0 and tally.stamped == tally.received
+    first = ttft if ttft is not None else e2e
+    reference = e2e if stamped else first
+    gates += [
+        _at_most(
+            "client_lag",
+            _p(lags, 0.99),
+            max(LEAST_LAG_MS, 0.02 * (reference or 0.0)),
+            "ms",
+            "p99 of reading behind the kernel's receive stamp; "
+            + ("instants are the kernel's, so it delays only the next request" if stamped else "instants include it"),
+            "the kernel gave no receive stamps",
+        ),
+        _at_most(
+            "send_lag",
+            _p(tally.pools["send_lag"], 0.99),
+            max(LEAST_SEND_LAG_MS, 0.02 * (e2e or 0.0) if closed_loop else 0.01 * (first or 0.0)),
+            "ms",
+            "p99 of writing behind the schedule",
+            "no request was written",
+        ),
+    ]
+    gates += _load_gates(plan, tally, closed_loop)
+    gates += _length_gates(plan, tally)
+    scheduled = tally.scheduled
+    failed = sum(tally.failures.values())
+    share = failed / scheduled if scheduled else None
+    words = ", ".join(f"{count} {name}" for name, count in tally.failures.most_common(4))
+    cpu = None if edges.cpu_share is None else 100 * edges.cpu_share
+    steps: list[Json] = list(edges.clock_steps)
+    gates += [
+        _at_most("errors", share, ERROR_LIMIT, "share", words, "no request was scheduled in the window"),
+        Gate(
+            id="errors_classified",
+            passed=tally.unclassified == 0,
+            observed=tally.unclassified,
+            limit=0,
+            unit="requests",
+            message="requests of the window whose end was not seen" if tally.unclassified else "",
+        ),
+        Gate(
+            id="samples",
+            passed=scheduled >= SAMPLES_FOR_P99,
+            observed=scheduled,
+            limit=SAMPLES_FOR_P99,
+            unit="requests",
+            severity="info",
+            message="requests scheduled in the window; below the limit there is no p99",
+        ),
+        _at_most("client_cpu", cpu, CPU_LIMIT_PCT, "%", "busiest driver process, of one core", "not noted"),
+        Gate(
+            id="clock_order",
+            passed=tally.disorder == 0 and not steps,
+            observed=tally.disorder,
+            limit=0,
+            unit="requests",
+            message=f"wall clock stepped by {steps} ns" if steps else "instants in the order s ≤ w ≤ f ≤ l ≤ e",
+        ),
+        Gate(
+            id="prompts_distinct",
+            passed=wrapped == 0 and bool(plan.info["distinct"]),
+            observed=wrapped,
+            limit=0,
+            unit="repeats of the plan",
+            severity="provisional",
+            message="a repeated prompt may be answered from the server's prefix cache",
+        ),
+        Gate(
+            id="warmup",
+            passed=None if not tally.warmups else tally.warmups_failed == 0,
+            observed=tally.warmups_failed,
+            limit=0,
+            unit="requests",
+            severity="provisional",
+            message="failed warm-up requests" if tally.warmups else "there was no warm-up",
+        ),
+    ]
+    return gates
+
+
+def _load_gates(plan: Plan, tally: Tally, closed_loop: bool) -> list[Gate]:
+    if closed_loop:
+        wanted = int(plan.arrivals["concurrency"])
+        found = tally.busy_ns / 1e9 / tally.seconds
+        return [
+            Gate(
+                id="in_flight",
+                passed=abs(found - wanted) <= IN_FLIGHT_LIMIT * wanted,
+                observed=round(found, 3),
+                limit=wanted,
+                unit="requests",
+                message=f"mean over the window, within {IN_FLIGHT_LIMIT:.0%}",
+            )
+        ]
+    achieved, due = tally.written_inside, tally.scheduled
+    return [
+        Gate(
+            id="achieved_rate",
+            passed=None if not due else abs(achieved - due) <= max(RATE_LIMIT * due, 1.0),
+            observed=achieved / tally.seconds,
+            limit=due / tally.seconds,
+            unit="req/s",
+            message=f"written against scheduled in the window, within {RATE_LIMIT:.0%}",
+        )
+    ]
+
+
+def _length_gates(plan: Plan, tally: Tally) -> list[Gate]:
+    gates = []
+    if plan.info["exact_input"]:
+        seen = tally.ok > tally.unknown_input
+        gates.append(
+            Gate(
+                id="input_length",
+                passed=tally.wrong_input == 0 if seen else None,
+                observed=tally.wrong_input,
+                limit=0,
+                unit="requests",
+                message="prompts whose length by the server's count is not the one asked for"
+                if seen
+                else "the server gave no prompt token counts",
+            )
+        )
+    if plan.info["exact_output"]:
+        wrong = tally.failures.get(failure_name(Kind.WRONG_LENGTH, 200), 0)
+        counted = tally.ok + wrong - tally.unknown_output
+        gates.append(
+            _at_most(
+                "output_length",
+                wrong / (tally.ok + wrong) if counted > 0 else None,
+                LENGTH_LIMIT,
+                "share",
+                "answers whose length by the server's count is not the one asked for",
+                "the server gave no usage: token metrics are unknown",
+            )
+        )
+    return gates

@@ -1,0 +1,297 @@
+"""Running the driver: start it, listen to it, end it in time, and say what became of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import neuronbench
+from neuronbench.load.baton import AHEAD_NS
+from neuronbench.load.progress import describe
+
+if TYPE_CHECKING:
+    from neuronbench.load.plan import Plan
+    from neuronbench.load.reduce import Reduction
+    from neuronbench.protocols import Progress
+
+KEY_VARIABLE: Final = "NEURONBENCH_LOAD_API_KEY"
+_GRACE_S: Final = 15.0
+"""How long past its own deadline a driver may take to write its last records."""
+_STRAGGLER_S: Final = 3.0
+_POLL_S: Final = 0.2
+
+Status = Literal["ok", "server_gone", "timeout", "killed", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """Limits per request and phase, in seconds."""
+
+    connect_s: float = 10.0
+    first_token_s: float = 180.0
+    """From the first byte written to the first output."""
+    inter_token_s: float = 60.0
+    """Between two outputs."""
+    total_s: float = 300.0
+    """From the first byte written to the end of the answer."""
+    drain_s: float = 30.0
+    """For requests that belong to no window, after the last one that does has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drive:
+    """What became of a drive. Anything but `ok` leaves a partial result, never a shorter success."""
+
+    status: Status
+    message: str = ""
+    opened_ns: int | None = None
+    """The window's edges, monotonic ns; None when the run did not come that far."""
+    closed_ns: int | None = None
+    seconds: float = 0.0
+    """Wall time of the whole drive."""
+    workers: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    """`driver-<worker>.json` of each worker that ended by itself."""
+
+    @property
+    def partial(self) -> bool:
+        """The window was not seen to its end."""
+        return self.status != "ok" or self.opened_ns is None or self.closed_ns is None
+
+
+def drive(
+    plan: Plan,
+    *,
+    base_url: str,
+    out: Path,
+    spawn: Callable[..., Any],
+    progress: Progress | None = None,
+    deadline_s: float = 1800.0,
+    timeouts: Timeouts | None = None,
+    api_key: str | None = None,
+    processes: int = 1,
+    ca_file: Path | None = None,
+    verify: bool = True,
+    stamps: bool = True,
+    log: Path | None = None,
+) -> Drive:
+    """Drive `plan` against `base_url` in `processes` processes and wait for them.
+
+    `out` must be new or empty; it is given the spill files. `spawn` has the signature of `neuronbench.processes.spawn`.
+    Never takes longer than `deadline_s` and a few seconds. Raises `ValueError` for an unusable URL or process count,
+    before anything is started; what happens to the load itself is the returned status.
+    """
+    from neuronbench.load.engine import Target
+
+    Target.parse(base_url)
+    in_flight = int(plan.arrivals["in_flight"])
+    if not 1 <= processes <= in_flight:
+        raise ValueError(f"processes: expected 1 to {in_flight} (the requests in flight), found {processes}")
+    out.mkdir(parents=True, exist_ok=True)
+    if any(out.iterdir()):
+        raise FileExistsError(f"{out} is not empty; records of one drive are never mixed with another's")
+    options = {
+        "base_url": base_url,
+        "timeouts": asdict(timeouts or Timeouts()),
+        "deadline_s": deadline_s,
+        "processes": processes,
+        "api_key_env": KEY_VARIABLE if api_key else None,
+        "ca_file": str(ca_file) if ca_file else None,
+        "verify": verify,
+        "stamps": stamps,
+    }
+    (out / "options.json").write_text(json.dumps(options), encoding="utf-8")
+    begun = time.monotonic()
+    workers: list[_Worker] = []
+    team = _Team(processes, progress)
+    try:
+        for index in range(processes):
+            process = spawn(
+                [sys.executable, "-m", "neuronbench.load.driver", str(plan.folder), str(out), str(index)],
+                name=f"load-driver-{index}",
+                env=_environment(api_key),
+                log=log or out / "driver.log",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            workers.append(_Worker(index, process, team))
+        _wait(workers, out, begun + deadline_s + _GRACE_S)
+    finally:
+        for worker in workers:
+            worker.end()
+    return _judge(out, workers, time.monotonic() - begun)
+
+
+def _wait(workers: Sequence[_Worker], out: Path, until: float) -> None:
+    """Until all have ended; those left behind by one that failed get a moment, as they would wait for it in vain."""
+    while time.monotonic() < until:
+        running = [worker for worker in workers if not worker.ended()]
+        if not running:
+            return
+        if any(worker.ended() and worker.returncode for worker in workers):
+            until = min(until, time.monotonic() + _STRAGGLER_S)
+        running[0].wait(min(until, time.monotonic() + _POLL_S))
+    for worker in workers:
+        worker.late = not worker.ended()
+
+
+def _environment(api_key: str | None) -> dict[str, str]:
+    env = dict(os.environ)
+    root = str(Path(neuronbench.__file__).parent.parent)
+    env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
+    env.pop(KEY_VARIABLE, None)
+    if api_key:
+        env[KEY_VARIABLE] = api_key
+    return env
+
+
+class _Team:
+    """Lets the workers pass their common points together, and merges their progress."""
+
+    def __init__(self, size: int, progress: Progress | None) -> None:
+        self.size, self.progress = size, progress
+        self.lock = threading.Lock()
+        self.workers: list[_Worker] = []
+        self.reached: dict[str, set[int]] = {}
+        self.lines: dict[int, dict[str, Any]] = {}
+
+    def hear(self, worker: _Worker, message: dict[str, Any]) -> None:
+        if message.get("event") == "at":
+            with self.lock:
+                there = self.reached.setdefault(message["point"], set())
+                there.add(worker.index)
+                together = len(there) == self.size
+            if together:
+                at = time.monotonic_ns() + AHEAD_NS
+                for other in self.workers:
+                    other.tell(f"{message['point']} {at}\n")
+        elif message.get("event") == "progress":
+            with self.lock:
+                self.lines[worker.index] = message
+                whole = list(self.lines.values()) if worker.index == 0 else []
+            if whole and self.progress is not None:
+                self.progress(describe(_merged(whole)))
+
+
+def _merged(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One line for all workers; their TTFT percentiles cannot be merged, so the worst is shown."""
+    merged = dict(lines[0])
+    for line in lines[1:]:
+        for key in ("achieved_req_s", "in_flight", "ended", "failed", "tok_s"):
+            merged[key] += line[key]
+        for key in ("ttft_p50_ms", "ttft_p99_ms"):
+            if line[key] is not None:
+                merged[key] = max(merged[key] or 0.0, line[key])
+    return merged
+
+
+class _Worker:
+    def __init__(self, index: int, process: Any, team: _Team) -> None:
+        self.index, self.process, self.team = index, process, team
+        self.returncode: int | None = None
+        self.late = False
+        team.workers.append(self)
+        self._thread = threading.Thread(target=self._listen, name=f"load-driver-{index}", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        try:
+            for line in self.process.stdout:
+                try:
+                    message = json.loads(line)
+                except ValueError:
+                    continue  # a library's chatter
+                if isinstance(message, dict):
+                    self.team.hear(self, message)
+        except (OSError, ValueError):
+            pass  # closed while it was being read
+
+    def tell(self, line: str) -> None:
+        try:
+            self.process.stdin.write(line.encode())
+            self.process.stdin.flush()
+        except (OSError, ValueError):
+            pass  # it has ended; its exit status says so
+
+    def ended(self) -> bool:
+        if self.returncode is None:
+            self.returncode = self.process.poll()
+        return self.returncode is not None
+
+    def wait(self, until: float) -> None:
+        try:
+            self.returncode = self.process.wait(timeout=max(until - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            pass
+
+    def end(self) -> None:
+        self.process.terminate()
+        self._thread.join(5)
+
+
+def _judge(out: Path, workers: Sequence[_Worker], seconds: float) -> Drive:
+    from neuronbench.load.window import read_edges
+
+    results: list[dict[str, Any]] = []
+    for worker in workers:
+        path = out / f"driver-{worker.index}.json"
+        if path.exists():
+            results.append(json.loads(path.read_text(encoding="utf-8")))
+    edges = read_edges(out)
+    status: Status = "ok"
+    message = ""
+    bad = [result for result in results if result["status"] != "ok"]
+    lost = [worker for worker in workers if not (out / f"driver-{worker.index}.json").exists()]
+    if bad:
+        status, message = bad[0]["status"], bad[0]["message"]
+    elif lost:
+        worker = lost[0]
+        if worker.late:
+            status, message = "timeout", f"load driver {worker.index} did not end within its deadline and was ended"
+        elif (worker.returncode or 0) < 0 or worker.returncode is None:
+            status, message = "killed", f"load driver {worker.index} was ended by signal {-(worker.returncode or 0)}"
+        else:
+            tail = _tail(out / "driver.log")
+            status = "error"
+            message = f"load driver {worker.index} ended with status {worker.returncode} and no result{tail}"
+    elif edges.opened is None or edges.closed is None:
+        status, message = "error", "the driver ended without having seen the window to its end"
+    return Drive(
+        status=status,
+        message=message,
+        opened_ns=edges.opened,
+        closed_ns=edges.closed,
+        seconds=seconds,
+        workers=tuple(results),
+    )
+
+
+def _tail(log: Path) -> str:
+    if not log.exists():
+        return ""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f": {lines[-1]}" if lines else ""
+
+
+def reduce_run(
+    plan: Plan,
+    out: Path,
+    *,
+    drive: Drive | None = None,
+    table: Path | None = None,
+    slo: Mapping[str, float] | None = None,
+) -> Reduction:
+    """Reduce the records of a drive: metrics, gates, failures, and `requests.parquet` (at `table`, default in `out`).
+
+    `slo` holds limits per request in ms by metric id, such as `{"ttft": 500, "tpot": 50}`, for goodput.
+    """
+    from neuronbench.load.reduce import reduce
+
+    return reduce(plan, out, drive=drive, table=table or out / "requests.parquet", slo=slo or {})

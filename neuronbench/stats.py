@@ -1,0 +1,138 @@
+"""Percentiles with bounds that assume nothing about the distribution.
+
+A percentile is the nearest rank on exact data: the ⌈np⌉-th smallest of `n` values, an observation and not a blend of
+two. Its bounds are order statistics as well: how many of `n` independent values lie below the true quantile is
+Binomial(n, p), which says between which two of them it lies at a given confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+CONFIDENCE: Final = 0.95
+
+
+def _exact(p: float) -> float:
+    if not 0 < p < 1:
+        raise ValueError(f"p: expected a share between 0 and 1, found {p!r}")
+    return p
+
+
+def rank(n: int, p: float) -> int:
+    """Nearest rank ⌈np⌉, from 1.
+
+    `p` is taken as the decimal it is written as: 0.07 × 100 is 7, although the product of the floats is a little more.
+    """
+    from fractions import Fraction
+
+    return max(math.ceil(n * Fraction(repr(_exact(p)))), 1)
+
+
+def needed(p: float) -> int:
+    """Fewest observations for which the nearest rank of `p` is not simply the largest: 2, 10, 100 for p50, p90, p99."""
+    from fractions import Fraction
+
+    return math.ceil(1 / (1 - Fraction(repr(_exact(p)))))
+
+
+def percentile(values: Sequence[float] | npt.NDArray[Any], p: float, infinite: int = 0) -> float | None:
+    """The ⌈np⌉-th smallest of `values` and `infinite` further ones at +∞.
+
+    None when there is no observation, `inf` when the rank falls on one of the infinite ones.
+    """
+    import numpy as np
+
+    data = np.asarray(values)
+    n = len(data) + infinite
+    if n == 0:
+        return None
+    k = rank(n, p)
+    if k > len(data):
+        return math.inf
+    return float(np.partition(data, k - 1)[k - 1])
+
+
+class Bounds(NamedTuple):
+    """Ranks (from 1) of the order statistics that bound a quantile; None where `n` observations give no such bound."""
+
+    low: int | None
+    high: int | None
+
+
+def bounds(n: int, p: float, confidence: float = CONFIDENCE) -> Bounds:
+    """Ranks between which the `p` quantile lies with at least `confidence`, each side with half the remainder.
+
+    The lower is the largest `l` with P(Binomial(n, p) < l) ≤ α/2, the upper the smallest `u` with P(Binomial(n, p) ≥ u)
+    ≤ α/2 (David & Nagaraja, Order Statistics, 3rd ed., section 7.1).
+    """
+    from scipy.special import bdtr, bdtrc
+
+    _exact(p)
+    tail = (1 - _exact(confidence)) / 2
+    low = _first(0, n + 1, lambda k: bdtr(k, n, p) > tail) if n else 0  # P(X ≤ k) = P(X < k + 1)
+    high = _first(1, n + 1, lambda k: bdtrc(k - 1, n, p) <= tail) if n else 1
+    return Bounds(low if 1 <= low <= n else None, high if high <= n else None)
+
+
+def bounded_from(p: float, confidence: float = CONFIDENCE) -> int:
+    """Fewest observations that give the `p` quantile an upper bound: 368 for p99 at 95 %."""
+    tail = (1 - _exact(confidence)) / 2
+    n = math.ceil(math.log(tail) / math.log(_exact(p)))
+    return n if p**n <= tail else n + 1
+
+
+def _first(start: int, stop: int, holds: Any) -> int:
+    """Smallest k in [start, stop) for which the monotone predicate holds; `stop` when none does."""
+    low, high = start, stop
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+class Quantile(NamedTuple):
+    """A percentile as it may be quoted."""
+
+    value: float | None
+    """None when missing or unbounded; `note` says which."""
+    low: float | None
+    high: float | None
+    n: int
+    note: str
+
+
+def quantile(
+    values: npt.NDArray[Any], p: float, infinite: int = 0, *, confidence: float = CONFIDENCE, independent: bool = True
+) -> Quantile:
+    """Percentile of sorted `values` and `infinite` failures, with bounds, or the reason why there is none.
+
+    Fewer than `needed(p)` observations give no value: the nearest rank would be the largest observation, whatever `p`
+    says. `independent=False` leaves the bounds out, for observations that come in correlated groups.
+    """
+    n = len(values) + infinite
+    name = f"p{100 * p:g}"
+    if n < needed(p):
+        return Quantile(None, None, None, n, f"{name} needs {needed(p)} observations, found {n}")
+
+    def at(k: int | None) -> float | None:
+        return float(values[k - 1]) if k is not None and k <= len(values) else None
+
+    k = rank(n, p)
+    low, high = bounds(n, p, confidence) if independent else Bounds(None, None)
+    value = at(k)
+    notes = []
+    if value is None:
+        notes.append(f"unbounded: rank {k} of {n} falls on one of {infinite} failures")
+    if independent and high is None:
+        notes.append(f"no upper bound below {bounded_from(p, confidence)} observations")
+    elif high is not None and high > len(values) and value is not None:
+        notes.append(f"upper bound falls on one of {infinite} failures")
+    return Quantile(value, at(low), at(high), n, "; ".join(notes))
