@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ttft-ms", type=float, default=default.ttft_ms, help="time to the first token (default %(default)s)")
     add("--tpot-ms", type=float, default=default.tpot_ms, help="time from token to token (default %(default)s)")
     add("--anchor", choices=("arrival", "parsed"), default=default.anchor,
-        help="deadlines count from the kernel's receive stamp, or from after parsing (default %(default)s)")  # fmt: skip
+        help="deadlines count from the kernel's receive stamp or from after parsing (default %(default)s)")  # fmt: skip
     add("--max-concurrency", type=int, metavar="N", help="answers in progress at once; others queue in order")
     add("--model", action="append", default=[], dest="models", metavar="NAME",
         help="serve this name besides `truth`; may be given several times")  # fmt: skip

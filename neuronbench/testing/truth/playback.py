@@ -131,11 +131,21 @@ def _plain(answer: Answer) -> Play:
         head = b"%x\r\n%b" % (size, head)
         whole = len(head) + size - len(b"data: " + before) + 2
         words = tokens.WORDS
-        for k in range(1, last):
+        k = 0
+        while (k := k + 1) < last:
             due += step
             yield due
             ns = clock()
             data = b"%b%b%b%-19d}\n\n\r\n" % (head, words[k & 4095], tail, ns)
+            size = whole
+            # Late by more than a token: what is due goes in one send, or a busy server would never catch up.
+            while due + step <= ns and k + 1 < last:
+                note_due(due)
+                note_sent(ns)
+                k += 1
+                due += step
+                data += b"%b%b%b%-19d}\n\n\r\n" % (head, words[k & 4095], tail, ns)
+                size += whole
             if backlog:
                 record.unsent_waits += 1
                 backlog.append(data)
@@ -147,25 +157,23 @@ def _plain(answer: Answer) -> Play:
                 except OSError:
                     connection.lose()
                     return
-                if sent != whole:
+                if sent != size:
                     record.unsent_waits += 1
                     connection.keep(data[sent:])
             note_due(due)
             note_sent(ns)
 
+    # The last token, usage, [DONE] and the end of the body belong to one instant: one send.
+    rest = [dialect.usage_event(answer.usage()), wire.DONE] if answer.request.usage else [wire.DONE]
     if last > 0:
         due += step
         yield due
-        ns = clock()
-        if not write(frame(script, encode(script, dialect.chunk(word(last).decode(), script.finish), ns))):
-            return
-        note_due(due)
-        note_sent(ns)
-
-    rest = [dialect.usage_event(answer.usage())] if answer.request.usage else []
+        rest.insert(0, dialect.chunk(word(last).decode(), script.finish))
     ns = clock()
-    rest_bytes = b"".join(frame(script, encode(script, event, ns)) for event in (*rest, wire.DONE))
-    if write(rest_bytes + b"0\r\n\r\n"):
+    if write(b"".join([frame(script, encode(script, event, ns)) for event in rest]) + b"0\r\n\r\n"):
+        if last > 0:
+            note_due(due)
+            note_sent(ns)
         answer.end()
 
 
@@ -189,9 +197,11 @@ def compose(answer: Answer) -> list[Beat]:
         beats.append(Beat(script.role_ns, held, ()))
         held = []
     groups = list(_groups(script))
+    ahead_ns = script.tpot_ns * (len(groups[0]) - 1) if groups else 0
     broken = False
     for j, group in enumerate(groups):
-        at_ns = script.due_ns(group[0])
+        # A chunk leaves with its last token; the clock of TPOT starts at the first chunk, whatever its size.
+        at_ns = script.due_ns(group[-1]) - ahead_ns
         if script.stop_at == j:
             return [*beats, Beat(at_ns, [], ())]
         if script.error_at == j:
@@ -204,26 +214,25 @@ def compose(answer: Answer) -> list[Beat]:
         finish = script.finish if group[-1] == script.tokens - 1 else None
         field = script.reasoning_field if group[0] < script.reasoning else script.delta
         events = [*held, dialect.chunk(_text(script, group), finish, field, running)]
-        if script.usage == "early" and j == 0:
+        if script.usage == "early" and j == 0 and dialect.ends_with_done:
             events.append(dialect.usage_event(usage))
         beats.append(Beat(at_ns, events, (len(group),)))
         held = []
     beats = _coalesced(beats, script.coalesce)
-    end_ns = max(script.due_ns(script.tokens - 1) if script.tokens else script.ttft_ns, beats[-1].at_ns if beats else 0)
+    end_ns = beats[-1].at_ns if groups and beats else script.ttft_ns
     tail: list[Event] = held
     if not broken:
         if not groups:
             tail.append(dialect.chunk("", script.finish, script.delta))
         answered = [token for group in groups for token in group if token >= script.reasoning]
-        tail += dialect.closing(_text(script, answered), script.finish, usage)
+        closing = dialect.closing(_text(script, answered), script.finish, usage)
+        tail += closing if script.done else closing[:-1]
         if dialect.ends_with_done and script.usage == "choices":
             tail.append(dialect.usage_event(usage, choices=True))
         elif dialect.ends_with_done and (
             script.usage == "continuous" or (request.usage and script.usage not in ("absent", "early"))
         ):
             tail.append(dialect.usage_event(usage))
-    elif beats:
-        end_ns = beats[-1].at_ns
     if script.done and dialect.ends_with_done and not (broken and script.error_form == "event"):
         tail.append(wire.DONE)
     return [*beats, Beat(end_ns, tail, ())]
@@ -236,8 +245,10 @@ def _groups(script: Script) -> Iterator[list[int]]:
         [k for k in visible if k < script.reasoning],
         [k for k in visible if k >= script.reasoning],
     ):
-        for start in range(0, len(part), script.per_chunk):
-            yield part[start : start + script.per_chunk]
+        start, size = 0, script.first_chunk or script.per_chunk
+        while start < len(part):
+            yield part[start : start + size]
+            start, size = start + size, script.per_chunk
 
 
 def _text(script: Script, group: list[int]) -> str:

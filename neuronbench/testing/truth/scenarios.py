@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from neuronbench.testing.truth.script import Refusal, Script
+from neuronbench.testing.truth.script import Script
 
 MS = 1_000_000
 
@@ -23,12 +23,15 @@ class Context:
     """What a scenario may know beside the request.
 
     seen: earlier requests with the same model string; since_first_ns: time since the first of them;
-    cached_share: part of the prompt that was asked before; freeze, slow_accept: what happens to the whole server.
+    cached_share: part of the prompt that was asked before; state: kept from request to request of one model string;
+    freeze, slow_accept: what happens to the whole server, for nanoseconds.
     """
 
     seen: int
     since_first_ns: int
+    prompt_tokens: int
     cached_share: float
+    state: dict[Any, Any]
     freeze: Callable[[int], None]
     slow_accept: Callable[[int], None]
 
@@ -125,8 +128,3 @@ def apply(chosen: Chosen, script: Script, context: Context) -> None:
         chosen.scenario.apply(script, chosen.values, context)
     if script.tokens < 1:
         script.plain = False
-
-
-def refuse(script: Script, status: int, message: str, *, kind: str = "server_error", headers: bytes = b"") -> None:
-    """Make the script a refusal."""
-    script.refusal = Refusal(status=status, message=message, kind=kind, headers=headers)

@@ -41,6 +41,7 @@ class Script:
 
     # what the tokens are
     per_chunk: int = 1
+    first_chunk: int | None = None  # tokens of the first chunk, when not `per_chunk`
     hidden: int = 0  # of the tokens, how many never appear in a chunk
     empty: frozenset[int] = frozenset()  # tokens whose chunk carries an empty string
     reasoning: int = 0  # the first tokens are reasoning
@@ -51,6 +52,7 @@ class Script:
 
     # events
     usage: Usage = "asked"
+    uncounted: int = 0  # tokens the server's counters have and the usage has not
     done: bool = True
     error_at: int | None = None  # chunk in whose place an error comes
     error_form: Literal["data", "event"] = "data"

@@ -50,7 +50,7 @@ class Service:
         self._slow_accept = slow_accept
         self._running: dict[Connection, Answer] = {}
         self._waiting: deque[Answer] = deque()
-        self._seen: dict[str, tuple[int, int]] = {}
+        self._seen: dict[str, tuple[int, int, dict[Any, Any]]] = {}
         self._cache: set[int] = set()
         self._first_request = True
         self._ttft_ns = round(settings.ttft_ms * MS)
@@ -156,12 +156,14 @@ class Service:
         if self.settings.prefix_cache:
             script.ttft_ns = round(script.ttft_ns * (1 - cached_share))
         now = record.parsed_ns
-        seen, first_ns = self._seen.get(record.model, (0, now))
-        self._seen[record.model] = (seen + 1, first_ns)
+        seen, first_ns, state = self._seen.get(record.model, (0, now, {}))
+        self._seen[record.model] = (seen + 1, first_ns, state)
         context = Context(
             seen=seen,
             since_first_ns=now - first_ns,
+            prompt_tokens=record.prompt_tokens,
             cached_share=cached_share,
+            state=state,
             freeze=self._loop.freeze,
             slow_accept=self._slow_accept,
         )
@@ -214,7 +216,7 @@ class Service:
         record.completion_tokens = generated
         record.finish_reason = answer.script.finish if outcome == "complete" else None
         record.outcome = outcome
-        counters.generation_tokens += generated
+        counters.generation_tokens += generated + answer.script.uncounted
         if outcome == "complete":
             counters.finished[record.finish_reason if record.finish_reason == "length" else "stop"] += 1
             counters.end_to_end.observe((record.done_ns - record.received_ns) / 1e9)
