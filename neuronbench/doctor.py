@@ -124,7 +124,7 @@ def _backends(settings: Settings, plugins: Plugins) -> Iterator[Check]:
             yield Check(name=name, status="info", found=f"not here: {probe.reason}")
             continue
         available += 1
-        yield Check(name=name, status="ok", found=f"{info.title}, {probe.cores} cores")
+        yield Check(name=name, status="ok", found=f"{info.title}, capacity {probe.cores}")
         kinds = {
             STACK_KINDS[provider.kind]
             for provider in plugins.providers

@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -149,6 +150,11 @@ def projects(root: Path) -> list[Path]:
     )
 
 
+def project_name(folder: Path) -> str:
+    document = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    return str(document.get("project", {}).get("name", folder.name))
+
+
 def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
@@ -269,7 +275,7 @@ def ensure(env: Env, root: Path, pip_flags: Sequence[str] = (), *, chosen: bool 
     editable = projects(root) if env.editable else []
     if editable:
         options = [part for path in editable for part in ("--editable", path)]
-        title = f"install {', '.join(path.name for path in editable)} (editable)"
+        title = f"install {', '.join(map(project_name, editable))} (editable)"
         plan.append((title, [*install, "--no-deps", "--no-build-isolation", *options]))
     if pins:
         plan.append((f"check that it works: {env.probe}", [folder / "bin" / "python", "-c", env.probe]))

@@ -103,7 +103,9 @@ def test_a_host_without_devices_names_itself_and_starts_nothing(host: FakeHost, 
 
 
 def test_a_host_that_does_not_say_what_it_is(host: FakeHost) -> None:
-    assert host.probe("inf2").reason == "no Neuron device (/dev/neuron0 absent); this host does not say what it is"
+    host.write("proc/cpuinfo", "processor: 0\nmodel name  : Some  CPU @ 3 GHz\n")
+    reason = host.probe("inf2").reason
+    assert reason == "no Neuron device (/dev/neuron0 absent); this host is without a product name (Some CPU @ 3 GHz)"
 
 
 def test_a_host_of_the_family_whose_driver_is_not_loaded(host: FakeHost) -> None:

@@ -57,7 +57,8 @@ class NeuronBackend:
         return Probe(available=True, cores=found.cores, facts=FrozenMap(self.facts()))
 
     def _missing(self, found: hardware.Hardware) -> str:
-        host = f"this host is {_article(found.product)}" if found.product else "this host does not say what it is"
+        what = _article(found.product) if found.product else f"without a product name ({found.processor})"
+        host = f"this host is {what}"
         if not found.nodes:
             if found.family and found.family != self.info.name:
                 return f"no Neuron device (/dev/neuron0 absent), and {host}"

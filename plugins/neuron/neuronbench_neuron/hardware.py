@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class Hardware:
     driver_version: str = ""
     product: str = ""
     """The host's name for itself; on EC2 the instance type."""
+    processor: str = ""
+    """Model of the CPU, or at least its architecture: what is left to name a host by that has no product name."""
     instance_type: str = ""
     """Of a Neuron instance: by the tool, the firmware, or the variable; in that order."""
     family: str = ""
@@ -65,6 +68,7 @@ def look(root: Path = Path("/"), *, search_path: str | None = None, told: str = 
         driver_listed=_driver_listed(root),
         driver_version=_read(root / "sys/module/neuron/version"),
         product=product,
+        processor=_processor(root),
         instance_type=names[0] if names else "",
         family=family_of(names[0]) if names else _family_in_sysfs(root, nodes),
         devices=tuple(devices),
@@ -90,6 +94,14 @@ def _nodes(root: Path) -> tuple[int, ...]:
 
 def _driver_listed(root: Path) -> bool:
     return any(line.split()[1:] == ["neuron"] for line in _read(root / "proc/devices").splitlines())
+
+
+def _processor(root: Path) -> str:
+    for line in _read(root / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return " ".join(value.split())
+    return platform.machine()
 
 
 def _sysfs(root: Path, node: int) -> Path:

@@ -1,0 +1,44 @@
+"""`neuronbench ui`: look at the results in MLflow."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Annotated
+
+import typer
+
+from neuronbench.commands import host
+
+ADDRESS = "127.0.0.1"
+
+
+def ui(
+    context: typer.Context,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 5000,
+) -> None:
+    """Serve MLflow's interface over this project's results, on this machine only. Ctrl-C ends it."""
+    from neuronbench.sinks.mlflow import ui_command
+
+    chosen = _free(port)
+    try:
+        command = ui_command(host.of(context).settings, host=ADDRESS, port=chosen)
+    except ValueError as error:
+        raise host.CommandError(str(error), status=host.USAGE) from error
+    host.say(f"MLflow: http://{ADDRESS}:{chosen}  (there in a few seconds; Ctrl-C ends it)")
+    sys.stderr.flush()
+    os.execv(command[0], command)  # in place of this process: signals and the exit status are MLflow's own
+
+
+def _free(port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ADDRESS, port))
+        except OSError as error:
+            raise host.CommandError(
+                f"port {port} of {ADDRESS} cannot be used: {error.strerror}",
+                remedy="give another one (--port 5001), or any that is free (--port 0)",
+            ) from error
+        return int(probe.getsockname()[1])
