@@ -1,0 +1,315 @@
+"""The way to MLflow: one client, short patience, a lock per data root, and a breaker that opens when nobody answers.
+
+Only `MlflowClient` is used. The fluent API would write its URI into this process's environment, where servers and
+trainers started later inherit it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sqlite3
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from neuronbench.model import slug
+from neuronbench.receipts import LockTimeout, locked
+from neuronbench.redaction import redact
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from neuronbench.config import Settings
+
+LOCK_NAME: Final = ".mlflow.lock"
+_CHATTY: Final = ("mlflow", "alembic")
+
+
+class Unavailable(Exception):
+    """MLflow cannot take anything now; the text says why and is kept as the reason of `pending`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long to wait, in seconds."""
+
+    first_s: int = 4
+    """For the first answer of a server."""
+    request_s: int = 10
+    """For each later answer."""
+    retries: int = 0
+    busy_s: float = 2.0
+    """For SQLite to be free."""
+    lock_s: float = 15.0
+    """For another process of this data root that is delivering."""
+
+
+LIVE: Final = Patience()
+"""While benchmarks run: a server that does not answer costs seconds once."""
+PUSH: Final = Patience(first_s=10, request_s=60, retries=2, busy_s=20.0, lock_s=120.0)
+"""When somebody waits for the push."""
+
+
+class Gateway:
+    """Opens MLflow for `uri` when first needed. After a failure to reach it, it stays closed: no second wait."""
+
+    def __init__(self, settings: Settings, *, uri: str, patience: Patience = LIVE) -> None:
+        self.settings = settings
+        self.uri = uri
+        self.patience = patience
+        self.broken = ""
+        """Why the breaker is open; empty while it is closed."""
+        self._client: MlflowClient | None = None
+        self._experiments: dict[str, str] = {}
+
+    # -- where it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def sqlite(self) -> Path | None:
+        """The database file when the store is SQLite."""
+        prefix = "sqlite:///"
+        return Path(self.uri[len(prefix) :].partition("?")[0]) if self.uri.startswith(prefix) else None
+
+    @property
+    def own_store(self) -> bool:
+        """Whether it is the store beside the receipts, whose artifacts are beside it too."""
+        return self.sqlite == self.settings.database
+
+    @property
+    def target(self) -> str:
+        """Which store a marker speaks of. For SQLite a number kept inside the file: it moves with it and dies with it.
+
+        Empty for a database that is not there yet.
+        """
+        path = self.sqlite
+        if path is None:
+            return redact(self.uri)
+        if not path.is_file():
+            return ""
+        with _database(path, self.patience.busy_s) as database:
+            (number,) = database.execute("PRAGMA user_version").fetchone()
+        return f"sqlite:{number:08x}" if number else ""
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def open(self) -> Iterator[MlflowClient]:
+        """The client, while this process alone of the data root may write. Raises `Unavailable`."""
+        if self.broken:
+            raise Unavailable(self.broken)
+        try:
+            with (
+                locked(
+                    self.settings.data_root / LOCK_NAME, timeout_s=self.patience.lock_s, purpose="writing to MLflow"
+                ),
+                mlflow_quiet(self._variables()),
+            ):
+                yield self._connect()
+        except Unavailable:
+            raise
+        except LockTimeout as error:
+            raise Unavailable(str(error)) from error
+        except Exception as error:
+            reason = self.reason(error)
+            if self.unreachable(error):
+                self.broken = reason
+            raise Unavailable(reason) from error
+
+    def _variables(self) -> Mapping[str, str]:
+        patience = self.patience.request_s if self._client is not None else self.patience.first_s
+        return {
+            "MLFLOW_HTTP_REQUEST_TIMEOUT": str(patience),
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(self.patience.retries if self._client is not None else 0),
+            "MLFLOW_ASYNC_TRACE_LOGGING_RETRY_TIMEOUT": str(patience),
+            "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+            "MLFLOW_ENABLE_ASYNC_TRACE_LOGGING": "false",
+        }
+
+    def _connect(self) -> MlflowClient:
+        path = self.sqlite
+        if path is not None:
+            self._check_free(path)
+        if self._client is not None:
+            return self._client
+        try:
+            from mlflow import MlflowClient
+
+            quieten()  # importing has set the levels again
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            if self.own_store:
+                rehome(self.settings)
+            client = MlflowClient(tracking_uri=self.uri)
+            client.search_experiments(max_results=1)  # makes the schema, or meets the server
+            if path is not None:
+                _number(path, self.patience.busy_s)
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # without a client there is no second try in this session
+            self.broken = self.reason(error)
+            raise Unavailable(self.broken) from error
+        self._client = client
+        os.environ.update(self._variables())  # inside mlflow_quiet: restored with the rest
+        return client
+
+    def _check_free(self, path: Path) -> None:
+        """Wait briefly for the write lock; MLflow itself would wait 20 s at every statement."""
+        if path.is_file():
+            with _database(path, self.patience.busy_s) as database:
+                database.execute("BEGIN IMMEDIATE")
+                database.rollback()
+
+    # -- failures -----------------------------------------------------------------------------------------------------
+
+    def reason(self, error: BaseException) -> str:
+        """One line about a failure, fit to be kept: no secrets, no line breaks."""
+        text = " ".join(redact(str(error)).split())
+        if isinstance(error, sqlite3.OperationalError) and "locked" in text:
+            return f"{self.sqlite} is locked by another process (waited {self.patience.busy_s:g} s)"
+        text = text if len(text) <= 300 else text[:297] + "..."
+        return f"MLflow at {redact(self.uri)}: {type(error).__name__}: {text}"
+
+    def unreachable(self, error: BaseException | None) -> bool:
+        """Whether the network is to blame: then each further try would wait in vain."""
+        if not self.uri.startswith(("http://", "https://")):
+            return False
+        seen: set[int] = set()
+        while error is not None and id(error) not in seen:
+            seen.add(id(error))
+            if isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.startswith(
+                ("requests.", "urllib3.")
+            ):
+                return True
+            if "failed with exception" in str(error) and "API request" in str(error):
+                return True
+            error = error.__cause__ or error.__context__
+        return False
+
+    # -- experiments --------------------------------------------------------------------------------------------------
+
+    def experiment(self, client: MlflowClient, lane: str) -> str:
+        """Id of the experiment of `lane`, made when missing."""
+        if lane in self._experiments:
+            return self._experiments[lane]
+        name = f"neuronbench/{lane}"
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            location = artifacts_of(self.settings, lane) if self.own_store else None
+            try:
+                found = client.get_experiment(client.create_experiment(name, artifact_location=location))
+            except Exception:
+                found = client.get_experiment_by_name(name)  # another host was faster
+                if found is None:
+                    raise
+        if found.lifecycle_stage != "active":
+            raise Unavailable(f"experiment {name!r} is deleted in MLflow; restore it there, then push")
+        self._experiments[lane] = found.experiment_id
+        return self._experiments[lane]
+
+
+def artifacts_of(settings: Settings, lane: str) -> str:
+    """Where the artifacts of a lane are kept with our own store: a URI below the data root."""
+    return (settings.artifacts_dir / slug(lane)).as_uri()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# mlflow kept quiet
+
+
+@contextmanager
+def mlflow_quiet(variables: Mapping[str, str]) -> Iterator[None]:
+    """Settings for MLflow while it is called, and only then: what is started later inherits none of them.
+
+    Its usage reporting is off, its chatter and warnings are not ours to show.
+    """
+    ours = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", **variables}
+    names = (*ours, "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
+    before = {name: os.environ.get(name) for name in names}
+    levels = {name: logging.getLogger(name).level for name in _CHATTY}
+    os.environ.update(ours)
+    quieten()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def quieten() -> None:
+    """Let MLflow's loggers speak of errors only."""
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# the SQLite file
+
+
+@contextmanager
+def _database(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _number(path: Path, timeout_s: float) -> None:
+    """Give a database its number (`PRAGMA user_version`, which MLflow does not use) when it has none."""
+    with _database(path, timeout_s) as database:
+        if database.execute("PRAGMA user_version").fetchone() == (0,):
+            database.execute(f"PRAGMA user_version = {secrets.randbelow(2**31 - 1) + 1}")
+
+
+def rehome(settings: Settings) -> int:
+    """Correct the artifact locations in our own store after the data root was moved; returns how many experiments.
+
+    MLflow stores absolute locations. Ours are always `<data root>/artifacts/<lane>`, so a store that says otherwise
+    was moved or copied here.
+    """
+    path = settings.database
+    if not path.is_file():
+        return 0
+    here = settings.artifacts_dir.as_uri()
+    with _database(path, LIVE.busy_s) as database:
+        tables: Any = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "experiments" not in tables:
+            return 0
+        moved = [
+            (experiment, location)
+            for experiment, name, location in database.execute(
+                "SELECT experiment_id, name, artifact_location FROM experiments WHERE name LIKE 'neuronbench/%'"
+            ).fetchall()
+            if location
+            and location.startswith("file://")
+            and not location.startswith(here + "/")
+            and location.endswith("/artifacts/" + slug(name.removeprefix("neuronbench/")))
+        ]
+        if not moved:
+            return 0
+        database.execute("BEGIN IMMEDIATE")
+        for experiment, location in moved:
+            old = location.rpartition("/")[0]
+            database.execute(
+                "UPDATE experiments SET artifact_location = ? || substr(artifact_location, ?) WHERE experiment_id = ?",
+                (here, len(old) + 1, experiment),
+            )
+            database.execute(
+                "UPDATE runs SET artifact_uri = ? || substr(artifact_uri, ?) "
+                "WHERE experiment_id = ? AND substr(artifact_uri, 1, ?) = ?",
+                (here, len(old) + 1, experiment, len(old) + 1, old + "/"),
+            )
+        database.commit()
+    return len(moved)

@@ -1,0 +1,112 @@
+"""Delivering what is pending, and looking at what was delivered."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from neuronbench.receipts import Header, ReceiptError
+from neuronbench.receipts.receipt import SINKS, read_marker
+from neuronbench.sinks.mlflow.gateway import PUSH, rehome
+from neuronbench.sinks.mlflow.sink import NAME, MlflowSink
+
+if TYPE_CHECKING:
+    from neuronbench.config import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushResult:
+    """What a push did; `failed` and `problems` say why in words."""
+
+    delivered: tuple[str, ...] = ()
+    """Receipt ids that have a run now and had none."""
+    already: tuple[str, ...] = ()
+    """Receipt ids that were pending by their marker, but had their run."""
+    failed: tuple[tuple[str, str], ...] = ()
+    """Receipt id and reason."""
+    problems: tuple[str, ...] = ()
+    """Receipts that cannot be read, and summaries that could not be written."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed and not self.problems
+
+
+def push(
+    settings: Settings,
+    *,
+    session: str | None = None,
+    to: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> PushResult:
+    """Deliver every receipt that is pending, of one `session` or of all, to the settings' MLflow or to the URI `to`.
+
+    Exactly once: a receipt that has its run gets no second one, however often and by however many processes of this
+    data root it is pushed. Stops at the first sign that nobody answers, and says so for all that is left.
+    """
+    sink = MlflowSink(settings if to is None else replace(settings, tracking_uri=to), uri=to, patience=PUSH)
+    if not sink.gateway.uri:
+        raise ValueError("push: MLflow is switched off (tracking_uri = 'off'); name one with --to URI")
+    unreadable: list[str] = []
+
+    def cannot_read(error: ReceiptError) -> None:
+        unreadable.append(str(error))
+
+    try:
+        target = sink.gateway.target or "none"
+    except Exception:
+        target = "unknown"  # a locked database: each delivery says so
+    waiting: list[Header] = list(sink.store.pending(NAME, session=session, target=target, on_error=cannot_read))
+    delivered: list[str] = []
+    already: list[str] = []
+    failed: list[tuple[str, str]] = []
+    for number, header in enumerate(waiting, start=1):
+        delivery, before = sink.deliver(header.path)
+        if delivery.state == "pending":
+            failed.append((header.receipt_id, delivery.reason))
+        elif delivery.reference:
+            (already if before else delivered).append(header.receipt_id)
+        if progress is not None:
+            progress(f"{number}/{len(waiting)} {header.receipt_id}: {delivery.state}")
+    for name, lane in unfinished(sink, session):
+        sink.touch(name, lane)
+    problems = sink.finish(over=False)
+    return PushResult(
+        delivered=tuple(delivered), already=tuple(already), failed=tuple(failed), problems=(*unreadable, *problems)
+    )
+
+
+def unfinished(sink: MlflowSink, session: str | None) -> list[tuple[str, str]]:
+    """Sessions and lanes that have runs whose summaries and totals are still to be written."""
+    found: list[tuple[str, str]] = []
+    for name in [session] if session else sink.store.sessions():
+        folder = sink.store.root / name
+        for path in sorted((folder / SINKS).glob(f"{NAME}.*.json")):
+            marker = read_marker(folder, path.stem)
+            if marker is not None and marker.reference and marker.state == "pending":
+                found.append((name, marker.reference))
+    return found
+
+
+def ui_command(settings: Settings, *, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
+    """The command that serves MLflow's UI over the store of the settings.
+
+    With our own store, artifact locations are corrected first if the data root was moved. Raises `ValueError` for a
+    store that is a server already: open its address instead.
+    """
+    uri = settings.mlflow_uri
+    if uri.startswith(("http://", "https://")):
+        raise ValueError(f"the settings' MLflow is a server already: open {uri} in a browser")
+    if not uri:
+        raise ValueError("MLflow is switched off (tracking_uri = 'off'), so there is nothing to show")
+    if uri == f"sqlite:///{settings.database}":
+        settings.data_root.mkdir(parents=True, exist_ok=True)
+        rehome(settings)
+    return [
+        sys.executable, "-m", "mlflow", "server",
+        "--backend-store-uri", uri,
+        "--artifacts-destination", str(settings.artifacts_dir),
+        "--host", host, "--port", str(port),
+    ]  # fmt: skip
