@@ -117,9 +117,12 @@ class Grid:
         for key, texts in (overrides or {}).items():
             values = [parse_value(text) for text in texts]
             if key in axes or len(values) > 1:
+                crossed: list[Mapping[str, Json]] = [
+                    {**row, key: value} for row in include if key not in row for value in values
+                ]
+                include = [row for row in include if row.get(key) in values] + crossed
                 axes[key] = values
                 settings.pop(key, None)
-                include = [row for row in include if row.get(key, values[0]) in values]
             else:
                 settings[key] = values[0]
         return list(self._points(settings, axes, include, exclude, backend))
@@ -262,6 +265,9 @@ def _layer(path: Path, where: str, table: Mapping[str, Any]) -> Layer:
             f"{path}: unknown key {prefix + unknown[0]!r}{closest(unknown[0], sorted(_LAYER_KEYS))}; "
             f"a layer holds: {', '.join(sorted(_LAYER_KEYS))}"
         )
+    for key in ("settings", "axes"):
+        if not isinstance(table.get(key, {}), dict):
+            raise GridError(f"{path}: {prefix}{key} is a table ([{prefix}{key}]); found {table[key]!r}")
     axes = table.get("axes", {})
     for axis, values in axes.items():
         if not isinstance(values, list) or not values:

@@ -128,7 +128,9 @@ class Measure:
         metric = self.record.metrics.get(key)
         if metric is None:
             keys = list(self.record.metrics)
-            raise SloMiss(f"{key}: no such metric in this record{closest(key, keys)}; it has: {', '.join(sorted(keys))}")
+            raise SloMiss(
+                f"{key}: no such metric in this record{closest(key, keys)}; it has: {', '.join(sorted(keys))}"
+            )
         limit = at_most if at_most is not None else at_least
         sign = "≤" if at_most is not None else "≥"
         self.record.workload.setdefault("checks", []).append({"metric": key, "limit": limit, "sign": sign})

@@ -97,7 +97,9 @@ def seed_of(record: Record) -> int:
     left in a prefix cache.
     """
     point = record.point
-    return int(fingerprint({"axes": {axis: point.params[axis] for axis in point.axes}, "repeat": record.repeat})[:8], 16)
+    return int(
+        fingerprint({"axes": {axis: point.params[axis] for axis in point.axes}, "repeat": record.repeat})[:8], 16
+    )
 
 
 def default_samplers(endpoint: Endpoint) -> list[SamplerSpec]:
@@ -190,4 +192,3 @@ def _discard(scratch: Path) -> None:
         if log.stat().st_size:
             log.replace(scratch.parent / log.name)
     shutil.rmtree(scratch, ignore_errors=True)
-

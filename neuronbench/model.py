@@ -36,7 +36,7 @@ def jsonable(value: object) -> Json:
     Not-a-number and infinities are refused rather than written as the non-standard literals `NaN`/`Infinity`: a
     missing number is None everywhere in neuronbench.
     """
-    if value is None or isinstance(value, (bool, int, str)) and not isinstance(value, enum.Enum):
+    if value is None or (isinstance(value, (bool, int, str)) and not isinstance(value, enum.Enum)):
         return value
     if isinstance(value, enum.Enum):
         return value.value
@@ -373,7 +373,7 @@ class Failure:
 class Environment:
     """Facts of host, stack and harness, namespaced (`host.cpu_model`, `stack.vllm`), secrets redacted."""
 
-    facts: FrozenMap = FrozenMap()
+    facts: FrozenMap = FrozenMap()  # noqa: RUF009 - immutable
     key: str = ""
     """Digest of those facts that make two results comparable (see `neuronbench.environment`)."""
 
@@ -385,7 +385,7 @@ class ResourceRef:
     id: str
     kind: str
     spec: FrozenMap
-    facts: FrozenMap = FrozenMap()
+    facts: FrozenMap = FrozenMap()  # noqa: RUF009 - immutable
     """What became known at boot: weights' digests, versions, command line."""
     boot_receipt: str = ""
     """Receipt id of the boot or compile record, `<session>/<name>`."""

@@ -37,13 +37,17 @@ def grid_points(
         expanded = grids.load(grids.find(name, settings.grid_dirs)).expand(backend, size, settings.overrides)
         if not params:
             return expanded
-        return [
-            grids.GridPoint(params=FrozenMap({**params, **point.params}), axes=point.axes) for point in expanded
-        ]
-    layer = grids.Layer(settings=params)
+        return [grids.GridPoint(params=FrozenMap({**params, **point.params}), axes=point.axes) for point in expanded]
     bare = grids.Grid(
-        name="", path=settings.root, title="", base=layer, sizes={}, backends={}, backend_sizes={}, roles=_roles(settings)
-    )  # fmt: skip
+        name="",
+        path=settings.root,
+        title="",
+        base=grids.Layer(settings=params),
+        sizes={},
+        backends={},
+        backend_sizes={},
+        roles=_roles(settings),
+    )
     return bare.expand(backend, grids.FULL_SIZE, settings.overrides)
 
 
@@ -102,9 +106,7 @@ def unique_ids(points: Sequence[Point]) -> list[Point]:
     ]
 
 
-def in_resource_order(
-    items: Sequence[T], *, resource: Callable[[T], Hashable], repeat: Callable[[T], int]
-) -> list[T]:
+def in_resource_order(items: Sequence[T], *, resource: Callable[[T], Hashable], repeat: Callable[[T], int]) -> list[T]:
     """Items of one resource together, in order of first appearance; within it repeats interleave.
 
     One boot then serves all its points, and slow drift of the machine spreads over all of them instead of falling on

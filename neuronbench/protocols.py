@@ -12,7 +12,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from neuronbench.model import Failure, FrozenMap, Json, Metric, Point, Record, ResourceSpec
 
-
 # --------------------------------------------------------------------------------------------------------------------
 # what plugins register. Keyword-only, so that a later field with a default breaks nobody.
 
@@ -93,7 +92,7 @@ class Probe:
     available: bool
     reason: str = ""
     cores: int = 0
-    facts: FrozenMap = FrozenMap()
+    facts: FrozenMap = FrozenMap()  # noqa: RUF009 - immutable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +104,7 @@ class Stack:
     python: Path
     source: str
     """Why this one: `--nb-stack`, `neuronbench.toml`, `.venv-cpu beside the project`, ..."""
-    packages: FrozenMap = FrozenMap()
+    packages: FrozenMap = FrozenMap()  # noqa: RUF009 - immutable
     """Distribution name → version, of those that matter."""
 
 
@@ -262,7 +261,25 @@ class Sink(Protocol):
 
 
 __all__ = [
-    "Backend", "BackendInfo", "BootContext", "BootError", "Delivery", "Endpoint", "LaneInfo", "Probe", "Progress",
-    "Provider", "ProviderInfo", "Resource", "Sampler", "SamplerSpec", "Sink", "SinkInfo", "Stack", "Unsupported",
-    "Vocabulary", "Record", "Failure",
+    "Backend",
+    "BackendInfo",
+    "BootContext",
+    "BootError",
+    "Delivery",
+    "Endpoint",
+    "Failure",
+    "LaneInfo",
+    "Probe",
+    "Progress",
+    "Provider",
+    "ProviderInfo",
+    "Record",
+    "Resource",
+    "Sampler",
+    "SamplerSpec",
+    "Sink",
+    "SinkInfo",
+    "Stack",
+    "Unsupported",
+    "Vocabulary",
 ]  # fmt: skip

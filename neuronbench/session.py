@@ -163,9 +163,7 @@ class Session:
     def cached(self, point: Point, repeat: int) -> str:
         """Receipt id of an earlier success of the same spec in the same environment; empty when there is none."""
         session = None if self.settings.resume == "last" else self.settings.resume
-        found = self.store.find(
-            point.fingerprint, self.environment(point.backend).key, repeat=repeat, session=session
-        )
+        found = self.store.find(point.fingerprint, self.environment(point.backend).key, repeat=repeat, session=session)
         return found.record.receipt_id if found is not None else ""
 
     # -- hardware -----------------------------------------------------------------------------------------------------
@@ -326,7 +324,7 @@ class Session:
         return sum(record.kind == "boot" and record.point.id == f"boot-{spec.id}" for record in self.records)
 
     def _lane_of(self, spec: ResourceSpec) -> str:
-        for lane in self.plugins.lanes:  # type: ignore[attr-defined]
+        for lane in self.plugins.lanes:
             if spec.kind in lane.needs:
                 return str(lane.name)
         return spec.kind

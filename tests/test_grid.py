@@ -47,7 +47,12 @@ def expand(folder: Path, backend: str = "cpu", size: str = "full", **overrides: 
 
 
 def test_axes_are_crossed_in_file_order_and_settings_are_shared(folder: Path) -> None:
-    assert [(row["concurrency"], row["input_tokens"]) for row in expand(folder)] == [(1, 64), (1, 512), (4, 64), (32, 64)]
+    assert [(row["concurrency"], row["input_tokens"]) for row in expand(folder)] == [
+        (1, 64),
+        (1, 512),
+        (4, 64),
+        (32, 64),
+    ]
     assert all(row["model"] == "packaged:Small" and row["window_s"] == 60.0 for row in expand(folder))
 
 

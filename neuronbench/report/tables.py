@@ -97,8 +97,8 @@ def boot_table(records: Sequence[Record]) -> Table:
     table.add_column("result")
     phases = ("boot_time_s", "boot_spawn_s", "boot_weights_s", "boot_compile_s", "boot_listen_s", "boot_first_token_s")
     for key in phases:
-        table.add_column(key.removeprefix("boot_").removesuffix("_s").replace("_", " ").replace("time", "total") + "\ns",
-                         justify="right")  # fmt: skip
+        name = key.removeprefix("boot_").removesuffix("_s").replace("_", " ").replace("time", "total")
+        table.add_column(f"{name}\ns", justify="right")
     for record in records:
         spec = record.resource.spec if record.resource else record.point.params
         style = "green" if record.outcome == Outcome.OK else "red"
@@ -150,7 +150,11 @@ def render(*tables: Table, width: int, color: bool = False) -> str:
     from rich.console import Console
 
     console = Console(
-        file=io.StringIO(), width=width, force_terminal=color, color_system="standard" if color else None, highlight=False
+        file=io.StringIO(),
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
     )
     for table in tables:
         console.print(table)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-CONFTEST = '''
+CONFTEST = """
 from neuronbench import BackendInfo, LaneInfo, ProviderInfo, hookimpl
 
 @hookimpl
@@ -23,9 +23,9 @@ def register_lanes(register):
 @hookimpl
 def register_resources(register):
     register(ProviderInfo(name="endpoint/fake", kind="endpoint", families=("fake",), target="fakes:FakeProvider"))
-'''
+"""
 
-FAKES = '''
+FAKES = """
 import json, os, pathlib, time
 from neuronbench import BootError, Failure, Metric, Probe, ResourceSpec, Unsupported
 from neuronbench.model import FrozenMap
@@ -93,7 +93,7 @@ class FakeProvider:
         if model == "raises":
             raise RuntimeError("a defect of the provider")
         return FakeResource(spec)
-'''
+"""
 
 
 class Project:
@@ -112,7 +112,7 @@ class Project:
     def bench(self, source: str, name: str = "bench_it") -> None:
         self.pytester.makepyfile(**{name: "import neuronbench as nb\nimport pytest\n" + source})
 
-    def run(self, *args: str, subprocess: bool = True) -> pytest.RunResult:
+    def run(self, *args: str, subprocess: bool = False) -> pytest.RunResult:
         arguments = ["-p", "no:cacheprovider", "--nb-tracking-uri", "off", *args]
         if subprocess:
             return self.pytester.runpytest_subprocess(*arguments, timeout=60)

@@ -122,9 +122,13 @@ def test_a_resource_that_cannot_boot_fails_its_points_once_and_the_next_go_on(pr
     failed = [record for record in project.records() if record["outcome"] == "error"]
     assert len(failed) == 2
     assert {record["error"]["kind"] for record in failed} == {kind}
-    assert {record["resource"]["boot_receipt"] for record in failed} == {f"{boots[model]['session']}/{boots[model]['name']}"}
+    assert {record["resource"]["boot_receipt"] for record in failed} == {
+        f"{boots[model]['session']}/{boots[model]['name']}"
+    }
     if kind == "bad_weights":
-        result.stdout.fnmatch_lines(["*bad_weights in boot*", "*ValueError: header too large*", "*remedy: fetch it again*"])
+        result.stdout.fnmatch_lines(
+            ["*bad_weights in boot*", "*ValueError: header too large*", "*remedy: fetch it again*"]
+        )
 
 
 def test_resume_measures_only_what_is_not_there(project) -> None:
@@ -163,7 +167,7 @@ def report_sections(records):
     return [("my section", f"{len(records)} records")]
 """
     )
-    project.bench('def bench_it(measure):\n    assert measure.run(None, lambda: 7) == 7\n')
+    project.bench("def bench_it(measure):\n    assert measure.run(None, lambda: 7) == 7\n")
     result = project.run("-m", "fake", "-W", "default")
     result.assert_outcomes(passed=1, warnings=1)
     (record,) = project.records()
@@ -182,7 +186,7 @@ def wait_for(condition, *, seconds: float = 30.0) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_closes_the_open_record_and_stops_the_resource(project, number) -> None:
     project.bench(
-        'import pathlib, time\ndef bench_first(endpoint):\n    pass\n'
+        "import pathlib, time\ndef bench_first(endpoint):\n    pass\n"
         'def bench_long(endpoint, measure):\n    measure.metric("speed", 1.0, unit="toys/s")\n'
         '    pathlib.Path("waiting").touch()\n    time.sleep(60)\n'
     )

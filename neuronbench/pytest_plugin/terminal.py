@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from neuronbench.model import Outcome, Record
-
-if TYPE_CHECKING:
-    from neuronbench.session import Session
+from neuronbench.pytest_plugin.keys import PLUGINS, POINT, SPEC, session_or_none
+from neuronbench.session import Session
 
 HEARTBEAT_S = 10.0
 """Between two progress lines where the output is not a terminal."""
@@ -22,9 +21,8 @@ REDRAW_S = 0.25
 class Terminal:
     """Registered as a plugin of its own, so that all that is printed is in one place."""
 
-    def __init__(self, config: pytest.Config, session: Callable[[pytest.Config], Session | None]) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._session_of = session
         self._last = 0.0
         self._open_line = False
         self._started = time.monotonic()
@@ -98,8 +96,6 @@ class Terminal:
     # -- header and summary -------------------------------------------------------------------------------------------
 
     def pytest_report_header(self) -> list[str]:
-        from neuronbench.pytest_plugin import PLUGINS
-
         return [
             f"neuronbench: plugin {report.name!r} is left out: {report.error}"
             for report in self._config.stash[PLUGINS].reports.values()
@@ -107,10 +103,8 @@ class Terminal:
         ]
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
-        from neuronbench.pytest_plugin import POINT, SPEC
-
         chosen = [item for item in items if POINT in item.stash]
-        session = self._session_of(self._config)
+        session = session_or_none(self._config)
         if not chosen or session is None:
             return []
         boots = len({item.stash[SPEC].key for item in chosen if SPEC in item.stash})
@@ -127,7 +121,7 @@ class Terminal:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         self._end_line()
-        session = self._session_of(self._config)
+        session = session_or_none(self._config)
         if session is None or not session.records:
             return
         from neuronbench.report import tables

@@ -1,0 +1,152 @@
+"""Collection: from benchmark functions to points, skipped with a reason where they cannot run, ordered by resource."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import pytest
+
+from neuronbench import grid as grids
+from neuronbench import points
+from neuronbench.bench import MARK
+from neuronbench.model import Point
+from neuronbench.plugins import Plugins
+from neuronbench.pytest_plugin.keys import (
+    ERRORS,
+    NEEDS,
+    OWN_FIXTURES,
+    POINT,
+    REPEAT,
+    RESOURCE_FIXTURES,
+    SPEC,
+    session_of,
+)
+from neuronbench.session import Session
+
+
+def is_benchmark(name: str, marked: bool, fixtures: Sequence[str]) -> bool:
+    """A benchmark is called `bench_*` or marked by `nb.bench`, and uses a fixture of neuronbench."""
+    return (marked or name.startswith("bench_")) and any(fixture in fixtures for fixture in OWN_FIXTURES)
+
+
+def mark_of(node: Any) -> dict[str, Any]:
+    mark = node.get_closest_marker(MARK)
+    return dict(mark.kwargs) if mark else {}
+
+
+def lane_of(node: Any, plugins: Plugins, fixtures: Sequence[str]) -> str:
+    """The lane: told by `nb.bench`, by a lane's marker, or by the kind of resource; else `custom`.
+
+    Raises `LookupError` for a lane that no plugin has.
+    """
+    told = mark_of(node).get("lane")
+    if told:
+        return plugins.lanes[told].name
+    for mark in node.iter_markers():
+        if mark.name in plugins.lanes:
+            return str(mark.name)
+    for lane in plugins.lanes:
+        if any(kind in fixtures for kind in lane.needs):
+            return str(lane.name)
+    return "custom"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, None]:
+    """Backend and grid first, the function's own `parametrize` next, repeats last: `[cpu-c4-in64-...-r1]`."""
+    node = metafunc.definition
+    marked = node.get_closest_marker(MARK) is not None
+    if not is_benchmark(metafunc.function.__name__, marked, metafunc.fixturenames):
+        yield
+        return
+    session = session_of(metafunc.config)
+    metafunc.parametrize("point", _seeds(session, metafunc), indirect=True)
+    yield
+    repeats = session.settings.repeats
+    ids: list[Any] = [pytest.HIDDEN_PARAM] if repeats == 1 else [f"r{index}" for index in range(1, repeats + 1)]
+    metafunc.parametrize("nb_repeat", range(1, repeats + 1), ids=ids, indirect=True)
+
+
+def _seeds(session: Session, metafunc: pytest.Metafunc) -> list[Any]:
+    """One parameter per backend and point of the grid, with the markers of both backend and lane."""
+    node, plugins = metafunc.definition, session.plugins
+    told = mark_of(node)
+    seeds: list[Any] = []
+    try:
+        lane = lane_of(node, plugins, metafunc.fixturenames)
+        lane_marks = [getattr(pytest.mark, lane)] if lane in plugins.lanes else []
+        for backend in told.get("backends") or plugins.backends.names():
+            marks = [getattr(pytest.mark, mark) for mark in (backend, *plugins.backends[backend].aliases)] + lane_marks
+            for grid_point in points.grid_points(
+                session.settings, grid=told.get("grid"), backend=backend, params=told.get("params") or {}
+            ):
+                label = f"{backend}-{grid_point.label}" if grid_point.label else backend
+                seeds.append(pytest.param((lane, backend, grid_point), id=label, marks=marks))
+    except (grids.GridError, LookupError) as error:
+        metafunc.config.stash[ERRORS].append(f"{node.nodeid}: {error.args[0]}")
+    return seeds
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> Generator[None, None, None]:
+    benches = [item for item in items if _is_bench_item(item)]
+    errors = config.stash[ERRORS]
+    if errors:
+        raise pytest.UsageError("\n".join(errors))
+    for item, point in zip(benches, points.unique_ids([_point_of(item) for item in benches]), strict=True):
+        item.stash[POINT] = point
+        item.stash[REPEAT] = item.callspec.params["nb_repeat"]
+        item.stash[NEEDS] = tuple(kind for kind in RESOURCE_FIXTURES if kind in item.fixturenames)
+    yield  # -m and -k take their pick here
+    chosen = [item for item in items if POINT in item.stash]
+    if not chosen:
+        return
+    if hasattr(config, "workerinput"):
+        raise pytest.UsageError("benchmarks share the hardware and cannot run under pytest-xdist: use -n0")
+    session = session_of(config)
+    for item in chosen:
+        _skip_or_resource(session, item)
+    ordered = points.in_resource_order(
+        chosen,
+        resource=lambda item: item.stash[SPEC].key if SPEC in item.stash else None,
+        repeat=lambda item: item.stash[REPEAT],
+    )
+    items[:] = points.into_slots(items, chosen, ordered)
+
+
+def _is_bench_item(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and "nb_repeat" in callspec.params
+
+
+def _point_of(item: Any) -> Point:
+    lane, backend, grid_point = item.callspec.params["point"]
+    return points.make_point(
+        function=item.function,
+        benchmark=item.nodeid.partition("[")[0],
+        lane=lane,
+        backend=backend,
+        grid_point=grid_point,
+        extra={name: value for name, value in item.callspec.params.items() if name not in ("point", "nb_repeat")},
+    )
+
+
+def _skip_or_resource(session: Session, item: pytest.Item) -> None:
+    """Skip what cannot run or need not, before anything boots; else note which resource it needs."""
+    point, needs = item.stash[POINT], item.stash[NEEDS]
+    try:
+        verdict = session.unsupported(point, needs)
+        if verdict is None:
+            for kind in needs[:1]:
+                item.stash[SPEC] = session.spec(point, kind)
+    except ValueError as error:  # a parameter that the provider cannot use
+        raise pytest.UsageError(f"{item.nodeid}: {error}") from error
+    if verdict is not None and verdict.known_bad:
+        item.add_marker(pytest.mark.xfail(reason=verdict.reason, strict=False))
+    elif verdict is not None:
+        item.add_marker(pytest.mark.skip(reason=verdict.reason))
+    elif session.settings.resume:
+        receipt = session.cached(point, item.stash[REPEAT])
+        if receipt:
+            item.add_marker(pytest.mark.skip(reason=f"cached: {receipt}"))

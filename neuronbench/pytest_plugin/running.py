@@ -1,0 +1,198 @@
+"""Running: a record is opened for every point and closed whatever happens, signals and hangs included."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from neuronbench.measure import DeadlineExceeded, PointFailure, SloMiss
+from neuronbench.model import Failure, Outcome
+from neuronbench.protocols import BootError
+from neuronbench.pytest_plugin.keys import OPEN, POINT, REPEAT, SPEC, session_of, session_or_none
+from neuronbench.pytest_plugin.terminal import Terminal
+from neuronbench.session import OpenRecord, Session
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+DEADLINE_SLACK_S = 60.0
+"""What a point's own deadline handling gets before the backstop raises."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """SIGTERM ends the run as Ctrl-C does, so that servers are stopped and the open record is closed."""
+    benches = any(POINT in item.stash for item in session.items)
+    if not benches or session.config.option.collectonly or threading.current_thread() is not threading.main_thread():
+        return (yield)
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(f"received {signal.Signals(signum).name}")
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return (yield)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    if POINT not in item.stash:
+        return (yield)
+    session = session_of(item.config)
+    point = item.stash[POINT]
+    opened = item.stash[OPEN] = session.open_record(
+        point, repeat=item.stash[REPEAT], provenance=session.provenance(point.backend)
+    )
+    try:
+        return (yield)
+    except BaseException:
+        # Ctrl-C, SIGTERM or an internal error: pytest makes no report of the phase it happened in.
+        if not opened.record.closed:
+            opened.record.error = Failure(
+                kind="interrupted",
+                phase="window",
+                message="interrupted before the point had ended",
+                traceback=traceback.format_exc(),
+            )
+            _finish(session, item, Outcome.INTERRUPTED)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Backstop: a point that hangs outside neuronbench's own deadlines is ended by an alarm."""
+    free = threading.current_thread() is threading.main_thread() and not signal.getitimer(signal.ITIMER_REAL)[0]
+    if POINT not in item.stash or not free:
+        return (yield)
+    deadline_s = session_of(item.config).settings.deadlines.point
+    seconds = deadline_s + min(DEADLINE_SLACK_S, deadline_s)
+
+    def expired(signum: int, frame: FrameType | None) -> None:
+        failure = Failure(
+            kind="point_timeout",
+            phase="window",
+            message=f"the benchmark did not end within {seconds:g} s",
+            remedy="raise it with --nb-deadline point=SECONDS, or look where the traceback says it waits",
+        )
+        raise DeadlineExceeded(failure)
+
+    previous = signal.signal(signal.SIGALRM, expired)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    opened = item.stash.get(OPEN, None)
+    if opened is None or opened.record.closed or (call.when == "setup" and report.passed):
+        return report
+    session = session_of(item.config)
+    outcome = _outcome(report, call, opened)
+    try:
+        _finish(session, item, outcome)
+    except Exception as error:
+        del item.stash[OPEN]
+        report.outcome = "failed"
+        report.longrepr = (
+            f"the receipt of {opened.record.receipt_id} cannot be written: {type(error).__name__}: {error}"
+        )
+        return report
+    record = opened.record
+    lanes = session.plugins.lanes
+    keys = lanes[record.point.lane].headline if record.point.lane in lanes else ()
+    properties: list[tuple[str, object]] = [
+        (key, metric.value) for key, metric in record.metrics.items() if metric.value is not None
+    ]
+    properties += [
+        ("neuronbench.outcome", record.outcome.value if record.outcome else ""),
+        ("neuronbench.validity", record.validity.value),
+        ("neuronbench.headline", Terminal.headline(record, keys)),
+        ("neuronbench.receipt", str(session.receipts.get(record.receipt_id, ""))),
+    ]
+    report.user_properties += properties
+    item.user_properties += properties  # JUnit reads them from the report of the teardown
+    return report
+
+
+def _outcome(report: pytest.TestReport, call: pytest.CallInfo[None], opened: OpenRecord) -> Outcome:
+    """Outcome of the phase that ended, its reason or failure written into the record."""
+    record = opened.record
+    if hasattr(report, "wasxfail"):
+        record.reason = report.wasxfail
+        if report.passed:
+            return Outcome.OK
+    elif report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        record.reason = reason.removeprefix("Skipped: ")
+        return Outcome.CACHED if record.reason.startswith("cached: ") else Outcome.SKIPPED
+    elif report.passed:
+        return Outcome.OK
+    error = call.excinfo.value if call.excinfo else None
+    phase = {"setup": "boot", "call": "window"}.get(call.when, "teardown")
+    if isinstance(error, (PointFailure, BootError)):
+        record.error = error.failure
+    else:
+        message = f"{type(error).__name__}: {error}" if error else report.longreprtext
+        kind = (
+            "slo_miss"
+            if isinstance(error, SloMiss)
+            else "assertion"
+            if isinstance(error, AssertionError)
+            else "exception"
+        )
+        record.error = Failure(
+            kind=kind,
+            phase="check" if isinstance(error, AssertionError) else phase,
+            message=message,
+            causal_line=message.splitlines()[0] if message else "",
+            traceback="" if isinstance(error, SloMiss) else report.longreprtext,
+        )
+    if hasattr(report, "wasxfail"):
+        return Outcome.XFAILED
+    if isinstance(error, SloMiss):
+        return Outcome.SLO_MISS
+    if isinstance(error, (DeadlineExceeded, TimeoutError)) or record.error.kind.endswith("timeout"):
+        return Outcome.TIMEOUT
+    if isinstance(error, (PointFailure, BootError)) or call.when != "call":
+        return Outcome.ERROR
+    return Outcome.FAILED
+
+
+def _finish(session: Session, item: pytest.Item, outcome: Outcome) -> None:
+    opened = item.stash[OPEN]
+    if outcome not in (Outcome.SKIPPED, Outcome.CACHED):
+        opened.record.environment = session.environment(opened.record.point.backend)
+    session.commit(opened, outcome)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Release the resource as soon as the next item needs another, so that its end is charged to it."""
+    if POINT not in item.stash:
+        return
+    session = session_of(item.config)
+    following = nextitem.stash.get(SPEC, None) if nextitem is not None else None
+    if session.has_pool and nextitem is not None:
+        session.pool.release_unless(following.key if following else None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    own = session_or_none(session.config)
+    if own is not None:
+        own.close(int(exitstatus))
