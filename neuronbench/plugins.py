@@ -214,7 +214,7 @@ class Plugins:
 
     def _collect(self, plugin: Any, owner: str) -> None:
         """Call the register_* hooks of this plugin alone, so that each thing is known to be its."""
-        others = [other for other in self.pm.get_plugins() if other is not plugin]
+        others = [other for other in self._in_order() if other is not plugin]
         for hook, registry in (
             ("register_backends", self.backends),
             ("register_lanes", self.lanes),
@@ -282,7 +282,7 @@ class Plugins:
     def describe_environment(self, backend: Backend) -> dict[str, Any]:
         """Facts of all plugins; what one gives that raises, repeats a key or is not JSON is left out with a warning."""
         facts: dict[str, Any] = {}
-        for plugin in self.pm.get_plugins():
+        for plugin in self._in_order():
             for given in self._observe_one(plugin, "describe_environment", {"backend": backend}):
                 try:
                     checked = FrozenMap(given)
@@ -319,7 +319,7 @@ class Plugins:
         return [spec for specs in given for spec in specs]
 
     def finish_record(self, record: Record, point: Point) -> None:
-        for plugin in self.pm.get_plugins():
+        for plugin in self._in_order():
             try:
                 for metrics in self._only(plugin, "finish_record")(record=record, point=point):
                     record.add(*metrics)
@@ -341,14 +341,18 @@ class Plugins:
 
     # -- calling plugins one by one -----------------------------------------------------------------------------------
 
+    def _in_order(self) -> list[Any]:
+        """The plugins as they were registered: pluggy's own set of them has no order, and results should have one."""
+        return [plugin for _, plugin in self.pm.list_name_plugin() if plugin is not None]
+
     def _only(self, plugin: Any, hook: str) -> Any:
         """The hook as if `plugin` were the only one."""
-        others = [other for other in self.pm.get_plugins() if other is not plugin]
+        others = [other for other in self._in_order() if other is not plugin]
         return self.pm.subset_hook_caller(hook, remove_plugins=others)
 
     def _observe(self, hook: str, **kwargs: Any) -> list[Any]:
         """Call every implementation on its own; one that raises is a warning and the rest still hear."""
-        return [result for plugin in self.pm.get_plugins() for result in self._observe_one(plugin, hook, kwargs)]
+        return [result for plugin in self._in_order() for result in self._observe_one(plugin, hook, kwargs)]
 
     def _observe_one(self, plugin: Any, hook: str, kwargs: Mapping[str, Any]) -> list[Any]:
         try:
