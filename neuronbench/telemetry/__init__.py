@@ -1,1 +1,1 @@
-"""TODO-DOC"""
+"""Telemetry: samplers in a process of their own, and what is read from their samples."""

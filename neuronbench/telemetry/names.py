@@ -1,0 +1,14 @@
+"""Names of the samplers that the summaries read. A series is addressed as `sampler/series`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SERVER: Final = "server"
+"""The server's process tree: `server/cpu_percent`, `server/rss_bytes`, `server/threads`, `server/processes`."""
+METRICS: Final = "metrics"
+"""The server's own metrics: `metrics/vllm:num_requests_running{engine="0"}`, ..."""
+HOST: Final = "host"
+"""The machine: `host/cpu_percent`, `host/steal_percent`, ..."""
+OWN: Final = "telemetry"
+"""The telemetry process itself: `telemetry/cpu_s`, `telemetry/errors/NAME`, `telemetry/missed/NAME`."""
