@@ -57,12 +57,12 @@ _NOTHING: Final = Event()
 def _count(data: Mapping[str, Any], *keys: str) -> int:
     value: Any = data
     for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
+        value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else -1
 
 
 def _usage(data: object) -> Usage | None:
-    if not isinstance(data, Mapping):
+    if not isinstance(data, dict):
         return None
     return Usage(
         output=_count(data, "completion_tokens"),
@@ -77,7 +77,7 @@ def _error(data: Mapping[str, Any]) -> str:
     error = data.get("error")
     if error is None:
         return str(data.get("message") or "error object") if data.get("object") == "error" else ""
-    if isinstance(error, Mapping):
+    if isinstance(error, dict):
         return str(error.get("message") or error)
     return str(error) or "error"
 

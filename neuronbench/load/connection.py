@@ -40,7 +40,7 @@ class Connection:
     """Owned by an engine; carries one request at a time."""
 
     __slots__ = (
-        "_bio_in", "_bio_out", "_close_delimited", "_complete", "_framed", "_lag", "_now", "_out", "_parser",
+        "_bio_in", "_bio_out", "_close_delimited", "_complete", "_framed", "_keep", "_lag", "_now", "_out", "_parser",
         "_stamped", "_tls", "_view", "connect_due", "engine", "fd", "opened", "served", "sock", "state", "stream",
         "writing",
     )  # fmt: skip
@@ -61,6 +61,7 @@ class Connection:
         self._complete = False
         self._framed = False
         self._close_delimited = False
+        self._keep = False
         self._tls: ssl.SSLObject | None = None
         if tls is not None:
             self._bio_in, self._bio_out = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -238,7 +239,7 @@ class Connection:
         stream, self.stream = self.stream, None
         assert stream is not None
         self.served += 1
-        keep = self._parser.should_keep_alive() and not self._out and not self._close_delimited
+        keep = self._keep and not self._out
         if keep:
             self.state = IDLE
         else:
@@ -309,6 +310,8 @@ class Connection:
         if status != 200:
             stream.plain = True
         self._close_delimited = not self._framed and status not in (204, 304)
+        # asked here: once the message is complete the parser no longer knows how it was framed
+        self._keep = self._parser.should_keep_alive() and not self._close_delimited
 
     def on_body(self, data: bytes) -> None:
         stream = self.stream

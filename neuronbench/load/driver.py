@@ -181,6 +181,7 @@ class Driver:
         self.spill.event("end", t=now, status=self.status, message=self.message)
         self.spill.flush(engine.lags)
         engine.close()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
         self.spill.close(
             {
                 "status": self.status,
@@ -188,7 +189,9 @@ class Driver:
                 "ended": now,
                 "wrapped": self.wrapped,
                 "odd_stamps": engine.odd_stamps,
-                "max_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "cpu_user_s": usage.ru_utime,
+                "cpu_system_s": usage.ru_stime,
+                "max_rss_bytes": usage.ru_maxrss * 1024,
             }
         )
         return self.status

@@ -256,6 +256,7 @@ def write_plan(
     extra: Mapping[str, Json] | None = None,
 ) -> Plan:
     """Write bodies, index and `plan.json`. `columns` gives columns of the load's index that its bodies do not."""
+    folder.mkdir(parents=True, exist_ok=True)
     warm, load = sets
     if not load.bodies:
         raise ValueError("the plan has no request; ask for at least one")

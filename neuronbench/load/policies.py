@@ -6,7 +6,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from neuronbench.load.outcomes import NOT_FAILURES, Phase
+from neuronbench.load.outcomes import NOT_FAILURES, Kind, Phase
 from neuronbench.load.spill import phase_of
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class WarmUp:
     def ended(self, stream: Stream, t: int) -> None:
         self.open -= 1
         self.done += 1
-        if stream.kind in NOT_FAILURES:
-            self.latencies.append(stream.e - stream.w)
+        if stream.kind in NOT_FAILURES or stream.kind == Kind.WRONG_LENGTH:
+            self.latencies.append(stream.e - stream.w)  # an answer of another length warms just as well
         else:
             self.failed += 1
             self.driver.last_error = stream.error or stream.kind.name.lower()

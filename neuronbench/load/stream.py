@@ -1,8 +1,8 @@
 """One answer as it arrives: server-sent events found by byte search, and what they amount to.
 
-Most events of a stream differ only in their text. The first one is parsed; after that an event that is byte for byte
-the same around a text without quotation marks must mean the same, which three comparisons decide without parsing.
-Whatever else comes (role, usage, finish, errors, escapes) is parsed in full.
+Most events of a stream differ only in their text, and perhaps in numbers after it. The first one is parsed; after that
+an event that is the same around a text without quotation marks must mean the same, which a few comparisons of bytes
+decide without parsing. Whatever else comes (role, usage, finish, errors, escapes) is parsed in full.
 """
 
 from __future__ import annotations
@@ -28,14 +28,38 @@ MAX_BODY_BYTES: Final = 64 << 20
 """A plain answer longer than this is not one we asked for."""
 
 
+_VALUE: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*', re.DOTALL)
+_patterns: dict[bytes, re.Pattern[bytes]] = {}
+"""Rest of an event → its pattern. A handful per server; numbers are taken out before the look-up."""
+_PATTERNS_KEPT: Final = 256
+
+
+def _rest_pattern(suffix: bytes) -> re.Pattern[bytes] | None:
+    """Pattern of a text and what follows it, with any numbers where `suffix` has numbers; None when it has none."""
+    parts, at, numbers = [], 1, False
+    for match in _VALUE.finditer(suffix, 1):
+        if match[0].startswith(b'"'):
+            continue
+        parts += [re.escape(suffix[at : match.start()]), rb"-?[0-9][0-9.eE+-]*"]
+        at, numbers = match.end(), True
+    if not numbers:
+        return None
+    source = rb'[^"\\]+"' + b"".join(parts) + re.escape(suffix[at:])
+    if source not in _patterns:
+        if len(_patterns) >= _PATTERNS_KEPT:
+            _patterns.clear()
+        _patterns[source] = re.compile(source)
+    return _patterns[source]
+
+
 class Stream:
     """A request and the answer to it, from its schedule to its end. All instants are monotonic ns, 0 for none."""
 
     __slots__ = (
         "api", "attempts", "body", "body_bytes", "bytes", "c", "cancel_after", "chunks", "count", "e", "empties",
         "error", "exact", "f", "f_lag", "flags", "kind", "l", "learned", "m", "n_cached", "n_in", "n_out",
-        "n_reason", "o", "phase", "plain", "prefix", "prefix_len", "r", "s", "seq", "slot", "status", "suffix",
-        "suffix_len", "tail", "tokens", "told", "w", "w_end",
+        "n_reason", "o", "pattern", "phase", "plain", "prefix", "prefix_len", "r", "s", "seq", "slot", "status",
+        "suffix", "suffix_len", "tail", "tokens", "told", "w", "w_end",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +97,8 @@ class Stream:
         self.tail = b""
         self.prefix: bytes | None = None
         self.suffix = b""
+        self.pattern: re.Pattern[bytes] | None = None
+        """Matches text and rest of an event where the rest has numbers; otherwise the rest is compared as it is."""
         self.prefix_len = self.suffix_len = self.learned = 0
         self.plain = False
         self.body_bytes = bytearray()
@@ -90,16 +116,20 @@ class Stream:
             data = self.tail + data
             self.tail = b""
         start = 0
-        prefix, suffix = self.prefix, self.suffix
+        prefix, suffix, pattern = self.prefix, self.suffix, self.pattern
         if b"\r" in data:
             return self._feed_slow(data, t, lag)
         while (end := data.find(b"\n\n", start)) >= 0:
             if (
                 prefix is not None
-                and end - start > self.prefix_len + self.suffix_len
                 and data.startswith(prefix, start)
-                and data.endswith(suffix, start, end)
-                and data.find(b'"', start + self.prefix_len, end - self.suffix_len) < 0
+                and (
+                    end - start > self.prefix_len + self.suffix_len
+                    and data.endswith(suffix, start, end)
+                    and data.find(b'"', start + self.prefix_len, end - self.suffix_len) < 0
+                    if pattern is None
+                    else pattern.fullmatch(data, start + self.prefix_len, end) is not None
+                )
             ):
                 self.chunks.append(t)
                 self.count += 1
@@ -107,7 +137,7 @@ class Stream:
                     self.tokens.append(0)
             else:
                 self.event(data[start:end], t, lag)
-                prefix, suffix = self.prefix, self.suffix
+                prefix, suffix, pattern = self.prefix, self.suffix, self.pattern
             if self.count == self.cancel_after:
                 return True
             start = end + 2
@@ -127,13 +157,17 @@ class Stream:
 
     def event(self, block: bytes, t: int, lag: int) -> None:
         """One event, without its closing blank line."""
-        name, parts = b"", []
-        for line in _LINE.split(block):
-            field, _, value = line.partition(b":")
-            if field == b"data":
-                parts.append(value[1:] if value.startswith(b" ") else value)
-            elif field == b"event":
-                name = value.strip()
+        name = b""
+        if block.startswith(b"data: ") and b"\n" not in block and b"\r" not in block:
+            parts = [block[6:]]
+        else:
+            parts = []
+            for line in _LINE.split(block):
+                field, _, value = line.partition(b":")
+                if field == b"data":
+                    parts.append(value[1:] if value.startswith(b" ") else value)
+                elif field == b"event":
+                    name = value.strip()
         if name == b"error":
             self._fail(Kind.ERROR_EVENT, b"\n".join(parts).decode(errors="replace") or "event: error")
             return
@@ -199,6 +233,7 @@ class Stream:
         end = closing.end() - 1
         self.prefix, self.suffix = block[:start], block[end:]
         self.prefix_len, self.suffix_len = len(self.prefix), len(self.suffix)
+        self.pattern = _rest_pattern(self.suffix)
         self.learned += 1
 
     def _fail(self, kind: Kind, message: str) -> None:
@@ -224,6 +259,8 @@ class Stream:
         if self.kind != Kind.OPEN:
             return
         self.kind = self._verdict()
+        if self.kind == Kind.WRONG_LENGTH:
+            self.error = f"asked for exactly {self.exact} tokens, the server counted {self.n_out}"
 
     def _finish_plain(self, t: int) -> None:
         body = bytes(self.body_bytes)

@@ -1,0 +1,82 @@
+"""What several tests of the client need besides fixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow.parquet as pq
+
+from neuronbench.load.plan import Bodies, Plan, request_body, write_plan
+from neuronbench.load.reduce import Reduction
+from neuronbench.load.run import Drive, Timeouts
+from neuronbench.protocols import Vocabulary
+
+VOCABULARY = Vocabulary(size=32_000, special_ids=(0, 1, 2))
+SHORT = Timeouts(connect_s=2, first_token_s=1, inter_token_s=1, total_s=5, drain_s=2)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished run."""
+
+    plan: Plan
+    drive: Drive
+    reduction: Reduction
+    out: Path
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = pq.read_table(self.reduction.table).to_pylist()
+        return rows
+
+    @property
+    def inside(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row["in_window"]]
+
+    def __getitem__(self, key: str) -> float | None:
+        return self.reduction[key]
+
+
+Run = Callable[..., Ran]
+
+
+def plan_of_models(
+    folder: Path,
+    models: Sequence[str],
+    *,
+    api: str = "completions",
+    tokens: int = 16,
+    concurrency: int = 4,
+    cancel_after: Sequence[int] | None = None,
+) -> Plan:
+    """One request per model string, each exactly `tokens` long: the truth server's scenarios side by side."""
+    bodies = []
+    for number, model in enumerate(models):
+        body: dict[str, Any] = request_body(api, model, tokens, None)
+        if api == "chat":
+            body["messages"] = [{"role": "user", "content": f"prompt {number}"}]
+        elif api == "responses":
+            body["input"] = f"prompt {number}"
+        else:
+            body["prompt"] = [100 + number, 7, 7, 7]
+        bodies.append(orjson.dumps(body))
+    arrivals = {"kind": "closed", "concurrency": concurrency, "in_flight": concurrency, "requests": len(models)}
+    return write_plan(
+        folder,
+        sets=(
+            Bodies(bodies=[], input_tokens=[], output_tokens=[]),
+            Bodies(bodies=bodies, input_tokens=[-1] * len(bodies), output_tokens=[tokens] * len(bodies)),
+        ),
+        arrivals={**arrivals, "duration_s": None, "ramp_s": 0.0, "rate": None},
+        api=api,
+        model="truth",
+        workload={"kind": "scenarios"},
+        seed=0,
+        exact=api != "responses",
+        rule="one per scenario",
+        columns={"cancel_after": cancel_after} if cancel_after else None,
+    )

@@ -1,0 +1,371 @@
+"""Whole runs: windows, statuses, ends that were not planned."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from load_helpers import SHORT, VOCABULARY, Run
+
+from neuronbench.load.arrivals import closed_loop
+from neuronbench.load.plan import make_plan
+from neuronbench.load.run import Timeouts, drive, reduce_run
+from neuronbench.load.workload import synthetic, warm_up
+from neuronbench.processes import spawn
+from neuronbench.testing.truth_server import TruthServer
+
+
+def test_a_closed_loop_by_number_of_requests(run: Run) -> None:
+    ran = run(closed_loop(4, requests=40))
+    assert ran.drive.status == "ok"
+    assert not ran.drive.partial
+    inside = ran.inside
+    assert 40 <= len(inside) <= 40 + 4
+    assert {row["phase"] for row in inside} == {"window"}
+    assert all(row["ok"] for row in ran.rows if row["phase"] != "tail")
+    assert ran["error_rate_share"] == 0
+    assert ran["in_flight_requests"] == pytest.approx(4, abs=0.4)
+    assert ran["output_tokens_mean_tokens"] == 6
+    assert ran["input_tokens_mean_tokens"] == 8
+    assert ran["tpot_p50_ms"] == pytest.approx(1, abs=0.5)
+    assert ran["ttft_p50_ms"] >= 5  # type: ignore[operator]
+    assert ran["itl_p50_ms"] == ran["icl_p50_ms"]
+    assert {gate.id for gate in ran.reduction.gates if gate.passed is False and gate.severity == "invalid"} <= {
+        "client_lag", "send_lag", "in_flight", "client_cpu",
+    }  # fmt: skip
+
+
+def test_the_window_opens_when_every_slot_has_had_its_first_and_nothing_drains(run: Run) -> None:
+    ran = run(closed_loop(4, requests=30))
+    rows = sorted((row for row in ran.rows if not row["warmup"]), key=lambda row: row["s_ns"])
+    ramp = [row for row in rows if row["phase"] == "ramp"]
+    opened, closed = ran.drive.opened_ns, ran.drive.closed_ns
+    assert opened is not None
+    assert closed is not None
+    assert len(ramp) >= 4
+    assert sum(row["e_ns"] <= opened for row in ramp) >= 4
+    # load goes on across both edges: some request is in flight at each
+    assert any(row["w_ns"] < opened < row["e_ns"] for row in rows)
+    assert any(row["w_ns"] < closed < row["e_ns"] for row in rows)
+    tail = [row for row in rows if row["phase"] == "tail"]
+    assert tail
+    assert all((row["phase"] == "window") == (opened <= row["s_ns"] < closed) for row in rows)
+
+
+def test_a_closed_loop_by_duration(run: Run) -> None:
+    ran = run(closed_loop(2, duration_s=0.5))
+    assert ran.reduction.window["seconds"] == pytest.approx(0.5)
+    tokens = sum(
+        1
+        for row in ran.rows
+        if not row["warmup"]
+        for at in instants(row)
+        if ran.drive.opened_ns <= at < ran.drive.closed_ns
+    )
+    assert ran["output_throughput_tok_s"] == pytest.approx(tokens / 0.5)
+
+
+def instants(row: dict[str, Any]) -> list[int]:
+    at = [row["f_ns"]] if row["f_ns"] else []
+    for gap in row["chunk_gaps_ms"]:
+        at.append(at[-1] + round(gap * 1e6))
+    return at
+
+
+def test_warm_up_uses_its_own_prompts_and_is_in_no_metric(run: Run) -> None:
+    ran = run(closed_loop(2, requests=6), warmup=warm_up(5))
+    warm = [row for row in ran.rows if row["warmup"]]
+    assert len(warm) == 5
+    assert {row["body"] for row in warm} == set(range(5))
+    assert not {row["body"] for row in ran.rows if not row["warmup"]} & set(range(5))
+    assert not any(row["in_window"] for row in warm)
+
+
+def test_the_client_agrees_with_the_server_on_every_instant(truth: TruthServer, run: Run) -> None:
+    truth.reset()
+    ran = run(closed_loop(2, requests=8))
+    sent = sorted(record["first_sent_ns"] for record in truth.truth()["requests"] if record["first_sent_ns"])
+    seen = sorted(row["f_ns"] for row in ran.rows if row["f_ns"])
+    assert len(sent) == len(seen)
+    assert all(mine >= theirs for mine, theirs in zip(seen, sent, strict=True))
+
+
+def test_failures_are_in_the_population_of_percentiles(run: Run) -> None:
+    ran = run(closed_loop(2, requests=30), model="truth:rate_limited,first=12", warmup=warm_up(0))
+    assert ran.drive.status == "ok"
+    failed = ran.reduction.failures["http_429"]
+    assert 8 <= failed <= 12
+    n = len(ran.inside)
+    assert ran["error_rate_share"] == pytest.approx(failed / n)
+    metrics = {metric.key: metric for metric in ran.reduction.metrics}
+    assert metrics["ttft_p50_ms"].n == n
+    assert metrics["ttft_ok_p50_ms"].n == n - failed
+    assert metrics["ttft_p90_ms"].value is None
+    assert "unbounded" in metrics["ttft_p90_ms"].note
+    assert metrics["ttft_ok_p50_ms"].value is not None
+    assert metrics["ttft_mean_ms"].value is None
+    assert ran.reduction.gate("errors").passed is False
+    assert "429" in ran.reduction.gate("errors").message
+
+
+def test_a_server_without_usage_gets_no_token_metrics(run: Run) -> None:
+    ran = run(model="truth:usage,form=absent")
+    metrics = {metric.key: metric for metric in ran.reduction.metrics}
+    assert metrics["output_throughput_tok_s"].value is None
+    assert "no token count" in metrics["output_throughput_tok_s"].note
+    assert metrics["tpot_p50_ms"].value is None
+    assert metrics["ttft_p50_ms"].value is not None
+    assert ran.reduction.gate("output_length").passed is None
+
+
+def test_hidden_tokens_count_in_throughput(run: Run) -> None:
+    plain = run(closed_loop(2, requests=20))
+    hidden = run(closed_loop(2, requests=20), model="truth:hidden,count=3")
+    for ran in (plain, hidden):
+        rows = [row for row in ran.rows if not row["warmup"] and row["output_tokens"]]
+        inside = sum(
+            row["output_tokens"] / row["chunks"]
+            for row in rows
+            for at in instants(row)
+            if ran.drive.opened_ns <= at < ran.drive.closed_ns
+        )
+        seconds = ran.reduction.window["seconds"]
+        assert ran["output_throughput_tok_s"] == pytest.approx(inside / seconds, rel=0.01)
+    assert hidden["tokens_per_chunk_mean_tokens"] == pytest.approx(2)
+    assert hidden["itl_p50_ms"] is None
+
+
+def test_short_answers_fail_the_length_gate(run: Run) -> None:
+    ran = run(model="truth:short,by=2")
+    assert set(ran.reduction.failures) == {"wrong_length"}
+    assert ran.reduction.gate("output_length").passed is False
+
+
+def test_an_api_key_is_sent_and_never_written_down(tmp_path: Path, run: Run) -> None:
+    with TruthServer(ttft_ms=2, tpot_ms=1, api_key="s3cret-key") as server:
+        good = run(url=server.url, api_key="s3cret-key")
+        bad = run(url=server.url)
+    assert good.reduction.failures == {}
+    assert bad.drive.status == "error"
+    assert "http_401" in {row["failure"] for row in bad.rows}
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or b"s3cret-key" not in path.read_bytes(), path
+
+
+def test_when_no_warm_up_request_succeeds_the_run_ends_and_says_why(run: Run) -> None:
+    ran = run(model="nobody")
+    assert ran.drive.status == "error"
+    assert "warm-up" in ran.drive.message
+    assert "nobody" in ran.drive.message
+    assert ran.reduction.metrics == []
+    assert ran.reduction.gate("window_complete").passed is False
+    assert {row["failure"] for row in ran.rows} == {"http_404"}
+
+
+def test_the_deadline_ends_the_run_and_keeps_what_there_is(run: Run) -> None:
+    ran = run(closed_loop(2, duration_s=60), deadline_s=1.5)
+    assert ran.drive.status == "timeout"
+    assert ran.drive.partial
+    assert ran.drive.seconds < 10
+    assert ran.reduction.window["partial"] is True
+    assert len(ran.inside) > 20
+    assert ran.reduction.gate("window_complete").passed is False
+
+
+def test_a_server_that_dies_ends_the_run_early(run: Run) -> None:
+    with TruthServer(ttft_ms=5, tpot_ms=1) as server:
+        ran = run(closed_loop(4, duration_s=60), url=server.url, model="truth:die,after=40", deadline_s=50.0)
+    assert ran.drive.status == "server_gone"
+    assert ran.drive.seconds < 15
+    assert ran.drive.partial
+    assert sum(row["ok"] for row in ran.rows) >= 30
+    assert {"connect_refused", "disconnected"} & set(ran.reduction.failures)
+    assert ran.reduction.gate("window_complete").passed is False
+
+
+def test_a_killed_driver_leaves_a_partial_result_and_never_a_shorter_success(
+    truth: TruthServer, tmp_path: Path
+) -> None:
+    plan = make_plan(
+        tmp_path / "plan",
+        arrivals=closed_loop(4, duration_s=60),
+        workload=synthetic(input_tokens=8, output_tokens=40),
+        api="completions",
+        model="truth",
+        vocabulary=VOCABULARY,
+    )
+    lines: list[str] = []
+    driver: list[Any] = []
+    killed: list[int] = []
+
+    def remembering(*args: Any, **options: Any) -> Any:
+        driver.append(spawn(*args, **options))
+        return driver[-1]
+
+    def progress(text: str) -> None:
+        lines.append(text)
+        if text.startswith("window") and len(lines) > 3 and not killed:
+            killed.append(time.monotonic_ns())
+            os.kill(driver[0].pid, signal.SIGKILL)
+
+    result = drive(plan, base_url=truth.url, out=tmp_path / "out", spawn=remembering, progress=progress, deadline_s=30)
+    reduced = reduce_run(plan, tmp_path / "out", drive=result)
+    assert result.status == "killed"
+    assert result.partial
+    assert reduced.window["partial"] is True
+    assert reduced.gate("window_complete").passed is False
+    rows = pq.read_table(reduced.table).to_pylist()
+    last = max(row["e_ns"] for row in rows if row["ok"])
+    assert killed[0] - last < 1.5e9
+    assert reduced["ttft_p50_ms"] is not None
+    # requests in flight at the last flush are there as such
+    assert "open" in {row["failure"] for row in rows}
+
+
+def test_first_token_and_total_time_outs(run: Run) -> None:
+    limits = Timeouts(connect_s=1, first_token_s=0.3, inter_token_s=1, total_s=0.6, drain_s=1)
+    slow = run(closed_loop(2, requests=4), model="truth:ttft=2000", warmup=warm_up(0), timeouts=limits)
+    assert set(slow.reduction.failures) == {"first_token_timeout"}
+    long = run(closed_loop(2, requests=4), model="truth:tpot=200", warmup=warm_up(0), timeouts=limits)
+    assert set(long.reduction.failures) == {"total_timeout"}
+    row = long.inside[0]
+    assert row["e_ms"] - row["w_ms"] == pytest.approx(600)
+    assert row["e2e_ms"] is None
+
+
+def test_a_connect_time_out_is_its_own_class(tmp_path: Path, run: Run) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:  # fill the queue: further connections hang
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+        limits = Timeouts(connect_s=0.5, first_token_s=1, inter_token_s=1, total_s=1, drain_s=1)
+        ran = run(closed_loop(2, requests=3), url=f"http://127.0.0.1:{port}", timeouts=limits, deadline_s=10.0)
+        for filler in fillers:
+            filler.close()
+    assert ran.drive.status in ("error", "server_gone")
+    assert "connect_timeout" in {row["failure"] for row in ran.rows}
+
+
+def test_progress_is_one_readable_line_a_second(truth: TruthServer, run: Run) -> None:
+    lines: list[str] = []
+    run(closed_loop(2, duration_s=1.5), progress=lines.append)
+    assert any(line.startswith("window") and "2 in flight" in line and "TTFT p50" in line for line in lines)
+
+
+def test_records_of_two_runs_are_never_mixed(truth: TruthServer, tmp_path: Path, run: Run) -> None:
+    ran = run()
+    with pytest.raises(FileExistsError, match="not empty"):
+        drive(ran.plan, base_url=truth.url, out=ran.out, spawn=spawn)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://h:port"])
+def test_an_unusable_url_is_refused_before_anything_starts(tmp_path: Path, run: Run, url: str) -> None:
+    ran = run()
+    with pytest.raises(ValueError, match="base URL"):
+        drive(ran.plan, base_url=url, out=tmp_path / "new", spawn=spawn)
+
+
+def test_the_driver_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys; import neuronbench.load.driver; "
+        "print([m for m in ('numpy', 'pyarrow', 'pytest', 'scipy', 'asyncio', 'mlflow') if m in sys.modules])"
+    )
+    env = os.environ | {"PYTHONPATH": os.getcwd()}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+class TlsProxy:
+    """Terminates TLS in front of a plain server."""
+
+    def __init__(self, certificate: Path, key: Path, port: int) -> None:
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(certificate, key)
+        self.upstream = port
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            client = self.context.wrap_socket(sock, server_side=True)
+        except (ssl.SSLError, OSError):
+            sock.close()
+            return
+        server = socket.create_connection(("127.0.0.1", self.upstream))
+
+        def copy(source: socket.socket, sink: socket.socket) -> None:
+            try:
+                while data := source.recv(65536):
+                    sink.sendall(data)
+            except (OSError, ValueError):
+                pass
+            for end in (source, sink):
+                try:
+                    end.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+
+        back = threading.Thread(target=copy, args=(server, client), daemon=True)
+        back.start()
+        copy(client, server)
+        back.join(5)
+        client.close()
+        server.close()
+
+
+@pytest.fixture
+def tls(tmp_path: Path, truth: TruthServer) -> Any:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make_certificate(certificate, key)
+    proxy = TlsProxy(certificate, key, int(truth.url.rsplit(":", 1)[1]))
+    yield proxy, certificate
+    proxy.listener.close()
+
+
+def make_certificate(certificate: Path, key: Path) -> None:
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_tls(tls: Any, run: Run) -> None:
+    proxy, certificate = tls
+    url = f"https://127.0.0.1:{proxy.port}"
+    ran = run(url=url, ca_file=certificate)
+    assert ran.drive.status == "ok"
+    assert ran.reduction.failures == {}
+    assert all(row["kernel_stamped"] for row in ran.inside)
+    untrusted = run(url=url)
+    assert untrusted.drive.status in ("error", "server_gone")
+    assert "tls" in {row["failure"] for row in untrusted.rows}
+    assert "CERTIFICATE_VERIFY_FAILED" in untrusted.drive.message or untrusted.drive.status == "server_gone"
+
+
+def test_plain_text_where_tls_was_expected_is_a_tls_failure(truth: TruthServer, run: Run) -> None:
+    ran = run(url=truth.url.replace("http:", "https:"), timeouts=SHORT)
+    assert "tls" in {row["failure"] for row in ran.rows}
