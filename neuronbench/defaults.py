@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from neuronbench.hookspecs import hookimpl
-from neuronbench.protocols import LaneInfo, SinkInfo
+from neuronbench.model import Point
+from neuronbench.protocols import LaneInfo, SinkInfo, Unsupported
 
 
 @hookimpl
@@ -19,7 +20,6 @@ def register_lanes(register: Callable[[LaneInfo], None]) -> None:
                 "ttft_p50_ms",
                 "ttft_p99_ms",
                 "tpot_p50_ms",
-                "e2e_p50_ms",
                 "output_throughput_tok_s",
                 "request_throughput_req_s",
                 "error_rate_share",
@@ -37,3 +37,14 @@ def register_sinks(register: Callable[[SinkInfo], None]) -> None:
 @hookimpl(trylast=True)
 def measuring(run: Callable[[], Any]) -> Any:
     return run()
+
+
+@hookimpl(trylast=True)
+def check_point(point: Point) -> Unsupported | None:
+    """Prompt and answer must fit the context that the point asks for."""
+    asked = [point.get("input_tokens"), point.get("output_tokens"), point.get("max_model_len")]
+    if not all(isinstance(number, int) for number in asked) or asked[0] + asked[1] <= asked[2]:
+        return None
+    return Unsupported(
+        reason=f"{asked[0]} input + {asked[1]} output tokens do not fit a context of {asked[2]} (max_model_len)"
+    )

@@ -133,10 +133,15 @@ class Terminal:
         show = terminalreporter.write_line
         if ran:
             terminalreporter.section("neuronbench")
-        for lane, records in tables.by_lane(ran).items():
+        notes: list[str] = []
+        for (lane, name, backend), records in tables.by_benchmark(ran).items():
             keys = session.plugins.lanes[lane].headline if lane in session.plugins.lanes else ()
             keys = keys or tuple(dict.fromkeys(key for record in records for key in record.metrics))[:6]
-            show(tables.render(tables.lane_table(lane, records, keys), width=width, color=color).rstrip())
+            title = f"{lane}: {name} on {backend}"
+            show(tables.render(tables.lane_table(title, records, keys), width=width, color=color).rstrip())
+            notes += [line for line in tables.sample_notes(records, keys) if line not in notes]
+        for line in notes:
+            show(f"  {line}")
         boots = [record for record in ran if record.kind in ("boot", "compile")]
         if boots:
             show(tables.render(tables.boot_table(boots), width=width, color=color).rstrip())

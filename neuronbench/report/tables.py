@@ -12,12 +12,28 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+SHORT = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "icl": "ICL",
+    "itl": "ITL",
+    "e2e": "E2E",
+    "mfu": "MFU",
+    "output_throughput": "output",
+    "request_throughput": "requests",
+    "error_rate": "errors",
+}
+"""Names of metrics where there is little room; others stand in full."""
+TOO_FEW = "few"
+"""Stands for a percentile that has not enough samples."""
+
+
 def number(metric: Metric | None) -> str:
-    """A value in three or four significant figures; `–` when missing, `∞` when unbounded."""
+    """A value in three or four significant figures; `–` when missing, `∞` when unbounded, `few` without the samples."""
     if metric is None:
         return "–"
     if metric.value is None:
-        return "∞" if metric.note.startswith("unbounded") else "–"
+        return "∞" if metric.note.startswith("unbounded") else TOO_FEW if " needs " in metric.note else "–"
     value = metric.value
     if metric.unit == "share":
         return f"{100 * value:.3g}%"
@@ -27,14 +43,25 @@ def number(metric: Metric | None) -> str:
     return f"{value:.3g}"
 
 
-def heading(metric_key: str, metrics: Sequence[Metric]) -> str:
-    """`TTFT p50\\nms` from the metric itself, or from its key when no record has it."""
-    for metric in metrics:
-        name = metric.id.replace("_", " ")
-        name = name.upper() if metric.id in ("ttft", "tpot", "icl", "itl", "mfu") else name
-        unit = "" if metric.unit == "share" else metric.unit
-        return f"{name} {metric.stat}".strip() + (f"\n{unit}" if unit else "")
-    return metric_key
+def heading(metric: Metric) -> str:
+    """Name, statistic and unit, a line each: `TTFT`, `p50`, `ms`."""
+    unit = "" if metric.unit == "share" else metric.unit
+    return "\n".join(part for part in (SHORT.get(metric.id, metric.id.replace("_", " ")), metric.stat, unit) if part)
+
+
+def benchmark_name(record: Record) -> str:
+    """`closed_loop` of `benchmarks/serving/bench_closed_loop.py::bench_closed_loop`."""
+    return record.point.benchmark.rpartition("::")[2].removeprefix("bench_") or record.point.id
+
+
+def short_ids(records: Sequence[Record]) -> list[str]:
+    """Ids of points without what all of them share: lane, benchmark, backend."""
+    ids = []
+    for record in records:
+        point = record.point
+        stem = f"{point.lane}.{benchmark_name(record)}-{point.backend}"
+        ids.append(point.id.removeprefix(stem).lstrip("-") or point.backend)
+    return ids
 
 
 def verdict(record: Record) -> str:
@@ -61,50 +88,86 @@ def headline(record: Record, keys: Sequence[str], *, limit: int = 2) -> str:
 
 
 def lane_table(title: str, records: Sequence[Record], keys: Sequence[str]) -> Table:
-    """One row a repeat, one column a headline metric; invalid and simulated rows say so."""
+    """One row a repeat, one column a headline metric; invalid and simulated rows say so.
+
+    All `records` are of one benchmark on one backend, which `title` names.
+    """
+    from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", expand=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column("point", overflow="fold")
     several = any(record.repeat > 1 for record in records)
     if several:
-        table.add_column("r", justify="right")
-    table.add_column("result")
-    table.add_column("n", justify="right")
+        table.add_column("r", justify="right", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    table.add_column("n", justify="right", no_wrap=True)
     used = [key for key in keys if any(key in record.metrics for record in records)]
     for key in used:
-        found = [record.metrics[key] for record in records if key in record.metrics]
-        table.add_column(heading(key, found), justify="right")
-    for record in records:
+        table.add_column(
+            heading(next(record.metrics[key] for record in records if key in record.metrics)),
+            justify="right",
+            no_wrap=True,
+        )
+    for record, name in zip(records, short_ids(records), strict=True):
         style = {"ok": "green", "skipped": "dim", "cached": "dim"}.get(verdict(record), "yellow")
         if record.outcome in (Outcome.ERROR, Outcome.TIMEOUT, Outcome.FAILED, Outcome.INTERRUPTED):
             style = "red"
         count = next((record.metrics[key].n for key in used if key in record.metrics), None)
-        row = [record.point.id.removeprefix(f"{record.point.lane}.")]
-        row += [str(record.repeat)] if several else []
+        row = [name, *([str(record.repeat)] if several else [])]
         row += [f"[{style}]{verdict(record)}[/]", "–" if count is None else str(count)]
         table.add_row(*row, *(number(record.metrics.get(key)) for key in used))
     return table
 
 
+def sample_notes(records: Sequence[Record], keys: Sequence[str]) -> list[str]:
+    """What a table's `few` would take, a line per metric."""
+    needed = {
+        record.metrics[key].note.partition(", ")[0]
+        for record in records
+        for key in keys
+        if key in record.metrics and number(record.metrics[key]) == TOO_FEW
+    }
+    return (
+        [f"{TOO_FEW}: {'; '.join(sorted(needed))}: measure longer (--nb-grid full, or --nb-set window_s=...)"]
+        if needed
+        else []
+    )
+
+
 def boot_table(records: Sequence[Record]) -> Table:
     """What it took to make the resources live, split by phase."""
+    from rich import box
     from rich.table import Table
 
-    table = Table(title="boots", title_justify="left", title_style="bold", header_style="bold")
-    table.add_column("resource")
+    table = Table(
+        title="boots",
+        title_justify="left",
+        title_style="bold",
+        header_style="",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column("model", overflow="fold")
-    table.add_column("result")
+    table.add_column("result", no_wrap=True)
     phases = ("boot_time_s", "boot_spawn_s", "boot_weights_s", "boot_compile_s", "boot_listen_s", "boot_first_token_s")
     for key in phases:
-        name = key.removeprefix("boot_").removesuffix("_s").replace("_", " ").replace("time", "total")
-        table.add_column(f"{name}\ns", justify="right")
+        name = key.removeprefix("boot_").removesuffix("_s").replace("_", "\n").replace("time", "total")
+        table.add_column(f"{name}\ns", justify="right", no_wrap=True)
     for record in records:
         spec = record.resource.spec if record.resource else record.point.params
         style = "green" if record.outcome == Outcome.OK else "red"
         table.add_row(
-            record.resource.id if record.resource else record.point.id,
-            str(spec.get("model", spec.get("url", ""))),
+            str(spec.get("served_model") or spec.get("model") or spec.get("url", "")),
             f"[{style}]{verdict(record)}[/]",
             *(number(record.metrics.get(key)) for key in phases),
         )
@@ -162,10 +225,11 @@ def render(*tables: Table, width: int, color: bool = False) -> str:
     return console.file.getvalue()
 
 
-def by_lane(records: Sequence[Record]) -> Mapping[str, list[Record]]:
-    """Records of points, grouped by lane in order of appearance."""
-    lanes: dict[str, list[Record]] = {}
+def by_benchmark(records: Sequence[Record]) -> Mapping[tuple[str, str, str], list[Record]]:
+    """Records of points by lane, benchmark and backend, in order of appearance."""
+    groups: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
         if record.kind == "point":
-            lanes.setdefault(record.point.lane, []).append(record)
-    return lanes
+            key = (record.point.lane, benchmark_name(record), record.point.backend)
+            groups.setdefault(key, []).append(record)
+    return groups

@@ -211,7 +211,7 @@ def test_a_signal_closes_the_open_record_and_stops_the_resource(project, number)
 
 def test_the_alarm_ends_a_benchmark_that_hangs(project) -> None:
     project.bench("import time\ndef bench_hangs(measure):\n    time.sleep(60)\ndef bench_next(measure):\n    pass\n")
-    result = project.run("-m", "fake", "--nb-deadline", "point=0.3")
+    result = project.run("-m", "fake", "--nb-deadline", "point=0.3", subprocess=True)  # an alarm of its own
     result.assert_outcomes(passed=1, failed=1)
     records = {record["point"]["benchmark"].rpartition("_")[2]: record for record in project.records()}
     assert records["hangs"]["outcome"] == "timeout"
