@@ -4,8 +4,9 @@ Rules are data (`catalog/failures.toml`); backends bring more of their own. The 
 
 1. the *earliest* line that a rule explains, among lines that are not merely informative or warnings;
 2. the exception line that ends the first traceback;
-3. the exit status, with signals named;
-4. the earliest warning or informative line that a rule explains.
+3. a line that tells of an end without its reason (fallback rules, wrappers);
+4. the exit status, with signals named;
+5. the earliest warning or informative line that a rule explains.
 
 A signal from outside (KILL, TERM, INT) is an answer by itself: exceptions that were logged and survived do not count.
 
@@ -54,6 +55,8 @@ class Rule:
     """The line reports a failure that happened elsewhere: never the cause."""
     benign: bool = False
     """Looks like a failure and is none."""
+    fallback: bool = False
+    """Tells of an end without its reason; counts only when nothing else explains it."""
 
     def __post_init__(self) -> None:
         for name in ("pattern", "context"):
@@ -167,16 +170,28 @@ class _Rules:
 
     def __init__(self, rules: Iterable[Rule], phase: str) -> None:
         usable = [rule for rule in rules if rule.phase in (None, phase)]
-        self.noise = [re.compile(rule.pattern) for rule in usable if rule.benign or rule.wrapper]
+        self.wrappers = [re.compile(rule.pattern) for rule in usable if rule.wrapper]
+        self.noise = self.wrappers + [re.compile(rule.pattern) for rule in usable if rule.benign]
+        self.fallbacks = [(re.compile(rule.pattern), rule) for rule in usable if rule.fallback]
         self.causes = [
             (re.compile(rule.pattern), re.compile(rule.context) if rule.context else None, rule)
             for rule in usable
-            if not rule.benign and not rule.wrapper
+            if not (rule.benign or rule.wrapper or rule.fallback)
         ]
         self._may_match = _any_of(rule.pattern for _, _, rule in self.causes)
 
     def is_noise(self, line: _Line) -> bool:
         return any(pattern.search(line.body) for pattern in self.noise)
+
+    def fallback(self, lines: Sequence[_Line]) -> tuple[Rule, str] | None:
+        """The first line of an end without a reason, else the class of one when there are wrappers without a cause."""
+        for line in lines:
+            for pattern, rule in self.fallbacks:
+                if pattern.search(line.body):
+                    return rule, line.text
+        if self.fallbacks and any(pattern.search(line.body) for line in lines for pattern in self.wrappers):
+            return self.fallbacks[0][1], ""
+        return None
 
     def cause(self, lines: Sequence[_Line], index: int) -> Rule | None:
         line = lines[index]
@@ -204,7 +219,11 @@ def match(log_text: str, *, phase: str, extra_rules: Sequence[Rule] = ()) -> tup
     """The rule that explains a log and the line it explains it by; None when no rule does."""
     lines = _lines(log_text)
     rules = _Rules((*extra_rules, *general_rules()), phase)
-    found = rules.earliest(lines, quiet=False) or rules.earliest(lines, quiet=True)
+    found = rules.earliest(lines, quiet=False)
+    ended = None if found else rules.fallback(lines)
+    if ended:
+        return ended
+    found = found or rules.earliest(lines, quiet=True)
     return (found[0], found[1].text) if found else None
 
 
@@ -254,6 +273,11 @@ def classify(
     for line in _exception_lines(lines):
         if not line.quiet and not rules.is_noise(line):
             return failure(UNCLASSIFIED, "no rule knows this exception", "Read the log from this line on.", line.text)
+    ended = rules.fallback(lines)
+    if ended and oom_killed:
+        return failure("host_oom", *_OOM_KILLED)
+    if ended:
+        return failure(ended[0].kind, ended[0].cause, ended[0].remedy, ended[1])
     kind, cause, remedy = _from_exit(exit_status)
     if kind == UNCLASSIFIED:
         quiet = rules.earliest(lines, quiet=True)

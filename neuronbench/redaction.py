@@ -21,7 +21,7 @@ _NOT_SECRET: Final = re.compile(
 
 _ASSIGNED: Final = re.compile(
     rf"(?i)(?P<name>(?<![A-Za-z0-9])(?:--)?{_NAME})(?P<quote>[\"']?)(?P<sep>\s*[=:]\s*|(?<=[A-Za-z])\s+(?=\S))"
-    r"(?P<open>[\"']?)(?P<value>[^\s\"',;&}\])]{3,})"
+    r"(?P<open>[\"']?)(?P<value>\[[^\]\n]{3,}\]|[^\s\"',;&}\])]{3,})"
 )
 _FIXED: Final = tuple(
     (re.compile(pattern), replacement)

@@ -217,14 +217,17 @@ class _Boot:
         assert self.process is not None
         if self.left() <= 0:
             return self.out_of_time()
-        try:
-            status: int | None = self.process.wait(min(3.0, self.left()))
-        except subprocess.TimeoutExpired:
-            status = None
+        kind = error.kind if isinstance(error, verify.GenerationError) else "generation_failed"
+        status = self.process.poll()
+        if status is None and (not isinstance(error, verify.GenerationError) or error.status >= 500):
+            # A server that is dying takes a moment to be dead.
+            try:
+                status = self.process.wait(min(3.0, self.left()))
+            except subprocess.TimeoutExpired:
+                pass
         self.follower.poll()
         if status is not None:
             return self.error(self.watch.died(status, "boot"))
-        kind = error.kind if isinstance(error, verify.GenerationError) else "generation_failed"
         cause, remedy, line = "", verify.REMEDY, str(error)
         if kind != "generation_invalid":
             body = error.body if isinstance(error, verify.GenerationError) else ""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from neuronbench.processes import Process
 
 HEALTH_TIMEOUT_S: Final = 2.0
+ENDING_S: Final = 8.0
+"""How long a server that no longer answers may take to end by itself; vLLM needs five seconds."""
 
 
 class OpenAIServer:
@@ -71,8 +73,8 @@ class OpenAIServer:
         if self._process.alive():
             if self._healthy():
                 return None
-            try:  # a server whose engine has died takes a moment to end
-                self._process.wait(3.0)
+            try:  # a server whose engine has died takes some seconds to end
+                self._process.wait(ENDING_S)
             except subprocess.TimeoutExpired:
                 return self._watch.unresponsive(phase)
         return self._watch.died(self._process.returncode, phase)

@@ -21,9 +21,9 @@ REMEDY: Final = (
 class GenerationError(Exception):
     """The server answered, but not with a generation. `kind` is the class of failure."""
 
-    def __init__(self, kind: str, message: str, body: str = "") -> None:
+    def __init__(self, kind: str, message: str, body: str = "", *, status: int = 200) -> None:
         super().__init__(message)
-        self.kind, self.body = kind, body
+        self.kind, self.body, self.status = kind, body, status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +39,7 @@ class Generation:
 def served_models(base_url: str, *, timeout_s: float, api_key: str | None = None) -> list[dict[str, Any]]:
     """Entries of `/v1/models`. Raises `http.Unreachable`, or `GenerationError` for an answer that is no such list."""
     answer = http.request(base_url, "/v1/models", timeout_s=timeout_s, api_key=api_key)
-    if answer.status in (401, 403):
-        raise GenerationError(
-            "endpoint_auth", f"the server refuses the API key or wants one (status {answer.status})", answer.text
-        )
+    _authorised(answer)
     document = answer.json()
     entries = document.get("data") if isinstance(document, dict) else None
     if answer.status != 200 or not isinstance(entries, list):
@@ -52,6 +49,12 @@ def served_models(base_url: str, *, timeout_s: float, api_key: str | None = None
             answer.text,
         )
     return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+
+
+def _authorised(answer: http.Answer) -> None:
+    if answer.status in (401, 403):
+        message = f"the server refuses the API key or wants one (status {answer.status})"
+        raise GenerationError("endpoint_auth", message, answer.text, status=answer.status)
 
 
 def generate(base_url: str, model: str, *, timeout_s: float, api_key: str | None = None) -> Generation:
@@ -68,12 +71,10 @@ def generate(base_url: str, model: str, *, timeout_s: float, api_key: str | None
         api = "chat"
         payload = {**asked, "messages": [{"role": "user", "content": PROMPT}]}
         answer = http.request(base_url, "/v1/chat/completions", timeout_s=timeout_s, payload=payload, api_key=api_key)
+    _authorised(answer)
     if answer.status != 200:
-        raise GenerationError(
-            "generation_failed",
-            f"the first request failed with status {answer.status}: {answer.text[:500]}",
-            answer.text,
-        )
+        message = f"the first request failed with status {answer.status}: {answer.text[:500]}"
+        raise GenerationError("generation_failed", message, answer.text, status=answer.status)
     document = answer.json()
     try:
         choice = document["choices"][0]
