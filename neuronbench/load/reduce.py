@@ -73,7 +73,8 @@ def reduce(plan: Plan, out: Path, *, drive: Drive | None, table: Path, slo: Mapp
         tally = Tally(opened, closed, slo, asked, bool(plan.info["exact_output"]))
     counts = {"requests": 0, "warmup": 0, "in_window": 0}
     table.parent.mkdir(parents=True, exist_ok=True)
-    with RequestTable(table, opened or edges.ramped or edges.started or 0, asked) as writer:
+    errors = {(failure["worker"], failure["seq"]): failure["text"] for failure in edges.failures}
+    with RequestTable(table, opened or edges.ramped or edges.started or 0, asked, errors) as writer:
         for worker in records.read(out):
             for batch in worker.batches():
                 derived = derive(batch, opened, closed)
@@ -116,10 +117,10 @@ def _window(edges: Edges, drive: Drive | None, counts: Mapping[str, int]) -> dic
         moment = datetime.datetime.fromtimestamp(edges.opened_utc_ns / 1e9, tz=datetime.UTC)
         utc = moment.isoformat(timespec="microseconds")
     window: dict[str, Any] = {
-        "opened_ns": opened,
-        "closed_ns": closed,
+        "start_ns": opened,
+        "end_ns": closed,
         "seconds": None if opened is None or closed is None else (closed - opened) / 1e9,
-        "opened_utc": utc,
+        "start_utc": utc,
         "partial": edges.opened is None or edges.closed is None or (drive is not None and drive.status != "ok"),
         **counts,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -15,7 +16,18 @@ from neuronbench.load.derive import Derived
 from neuronbench.load.outcomes import PHASE_NAMES, Phase, failure_name
 from neuronbench.load.records import Batch
 
-_INSTANTS: Final = ("s", "w", "w_end", "r", "o", "f", "c", "l", "e")
+_INSTANTS: Final = {
+    "scheduled": "s",
+    "sent": "w",
+    "sent_last": "w_end",
+    "response": "r",
+    "first_event": "o",
+    "first_output": "f",
+    "first_answer": "c",
+    "last_output": "l",
+    "end": "e",
+}
+"""Column → field of the record; with `_ms` and `_ns` appended."""
 _SPANS: Final = ("ttft", "ttft_due", "ttfat", "tpot", "e2e", "e2e_due", "send_lag", "max_stall")
 _COUNTS: Final = (
     ("output_tokens", "n_out"),
@@ -27,7 +39,7 @@ _COUNTS: Final = (
 SCHEMA: Final = pa.schema(
     [
         pa.field("worker", pa.int32(), nullable=False),
-        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("request_id", pa.int64(), nullable=False),
         pa.field("body", pa.int64(), nullable=False),
         pa.field("session", pa.int64()),
         pa.field("phase", pa.dictionary(pa.int8(), pa.string()), nullable=False),
@@ -36,6 +48,7 @@ SCHEMA: Final = pa.schema(
         pa.field("ok", pa.bool_(), nullable=False),
         pa.field("failure", pa.dictionary(pa.int16(), pa.string())),
         pa.field("http_status", pa.int32()),
+        pa.field("error", pa.string()),
         pa.field("finish_reason", pa.dictionary(pa.int8(), pa.string())),
         *(pa.field(f"{name}_ms", pa.float64()) for name in _INSTANTS),
         *(pa.field(f"{name}_ns", pa.int64()) for name in _INSTANTS),
@@ -47,11 +60,11 @@ SCHEMA: Final = pa.schema(
         pa.field("first_chunk_tokens", pa.int64()),
         pa.field("empty_chunks", pa.int64(), nullable=False),
         pa.field("response_bytes", pa.int64(), nullable=False),
-        pa.field("first_token_lag_ms", pa.float64()),
+        pa.field("client_lag_ms", pa.float64()),
         pa.field("attempts", pa.int32(), nullable=False),
         pa.field("reused_connection", pa.bool_(), nullable=False),
         pa.field("kernel_stamped", pa.bool_(), nullable=False),
-        pa.field("chunk_gaps_ms", pa.list_(pa.float32()), nullable=False),
+        pa.field("icl_ms", pa.list_(pa.float32()), nullable=False),
         pa.field("chunk_tokens", pa.list_(pa.uint16())),
     ],
     metadata={
@@ -64,7 +77,11 @@ SCHEMA: Final = pa.schema(
 class RequestTable:
     """Writes the table batch by batch, so that memory does not grow with it."""
 
-    def __init__(self, path: Path, origin_ns: int, columns: dict[str, Any]) -> None:
+    def __init__(
+        self, path: Path, origin_ns: int, columns: dict[str, Any], errors: Mapping[tuple[int, int], str]
+    ) -> None:
+        """`errors`: what a server said, by worker and sequence number, for the few failures that were kept."""
+        self._errors = errors
         self._origin = origin_ns
         self._plan = columns
         self._path = path
@@ -86,7 +103,7 @@ class RequestTable:
         body = rows["body"].astype(np.int64)
         data: dict[str, Any] = {
             "worker": np.full(len(rows), batch.worker, np.int32),
-            "seq": rows["seq"].astype(np.int64),
+            "request_id": rows["seq"].astype(np.int64) + (batch.worker << 32),
             "body": body,
             "session": _known(self._plan["session"][body], -1),
             "phase": _names(rows["phase"], [PHASE_NAMES[phase] for phase in Phase]),
@@ -95,6 +112,9 @@ class RequestTable:
             "ok": derived.ok,
             "failure": _failures(rows),
             "http_status": _known(rows["status"].astype(np.int32), 0),
+            "error": [self._errors.get((batch.worker, seq)) for seq in rows["seq"].tolist()]
+            if self._errors
+            else pa.nulls(len(rows), pa.string()),
             "finish_reason": _finish(rows["flags"]),
             "asked_input_tokens": _known(self._plan["input_tokens"][body], -1),
             "asked_output_tokens": _known(self._plan["output_tokens"][body], -1),
@@ -102,17 +122,17 @@ class RequestTable:
             "first_chunk_tokens": _known(rows["m"].astype(np.int64), 0),
             "empty_chunks": rows["empties"].astype(np.int64),
             "response_bytes": rows["bytes"].astype(np.int64),
-            "first_token_lag_ms": pa.array(rows["f_lag"] / 1e6, mask=rows["f"] == 0),
+            "client_lag_ms": pa.array(rows["f_lag"] / 1e6, mask=rows["f"] == 0),
             "attempts": rows["attempts"].astype(np.int32),
             "reused_connection": (rows["flags"] & layout.REUSED) != 0,
             "kernel_stamped": (rows["flags"] & layout.KERNEL_STAMPED) != 0,
-            "chunk_gaps_ms": pa.ListArray.from_arrays(_offsets(derived.gap_counts), pa.array(derived.gaps)),
+            "icl_ms": pa.ListArray.from_arrays(_offsets(derived.gap_counts), pa.array(derived.gaps)),
             "chunk_tokens": _tokens(batch),
         }
-        for name in _INSTANTS:
-            absent = rows[name] == 0
-            data[f"{name}_ns"] = pa.array(rows[name], mask=absent)
-            data[f"{name}_ms"] = pa.array((rows[name] - self._origin) / 1e6, mask=absent)
+        for name, field in _INSTANTS.items():
+            absent = rows[field] == 0
+            data[f"{name}_ns"] = pa.array(rows[field], mask=absent)
+            data[f"{name}_ms"] = pa.array((rows[field] - self._origin) / 1e6, mask=absent)
         for name in _SPANS:
             values = getattr(derived, name)
             data[f"{name}_ms"] = pa.array(values, mask=np.isnan(values))

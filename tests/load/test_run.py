@@ -47,19 +47,19 @@ def test_a_closed_loop_by_number_of_requests(run: Run) -> None:
 
 def test_the_window_opens_when_every_slot_has_had_its_first_and_nothing_drains(run: Run) -> None:
     ran = run(closed_loop(4, requests=30))
-    rows = sorted((row for row in ran.rows if not row["warmup"]), key=lambda row: row["s_ns"])
+    rows = sorted((row for row in ran.rows if not row["warmup"]), key=lambda row: row["scheduled_ns"])
     ramp = [row for row in rows if row["phase"] == "ramp"]
     opened, closed = ran.drive.opened_ns, ran.drive.closed_ns
     assert opened is not None
     assert closed is not None
     assert len(ramp) >= 4
-    assert sum(row["e_ns"] <= opened for row in ramp) >= 4
+    assert sum(row["end_ns"] <= opened for row in ramp) >= 4
     # load goes on across both edges: some request is in flight at each
-    assert any(row["w_ns"] < opened < row["e_ns"] for row in rows)
-    assert any(row["w_ns"] < closed < row["e_ns"] for row in rows)
+    assert any(row["sent_ns"] < opened < row["end_ns"] for row in rows)
+    assert any(row["sent_ns"] < closed < row["end_ns"] for row in rows)
     tail = [row for row in rows if row["phase"] == "tail"]
     assert tail
-    assert all((row["phase"] == "window") == (opened <= row["s_ns"] < closed) for row in rows)
+    assert all((row["phase"] == "window") == (opened <= row["scheduled_ns"] < closed) for row in rows)
 
 
 def test_a_closed_loop_by_duration(run: Run) -> None:
@@ -76,8 +76,8 @@ def test_a_closed_loop_by_duration(run: Run) -> None:
 
 
 def instants(row: dict[str, Any]) -> list[int]:
-    at = [row["f_ns"]] if row["f_ns"] else []
-    for gap in row["chunk_gaps_ms"]:
+    at = [row["first_output_ns"]] if row["first_output_ns"] else []
+    for gap in row["icl_ms"]:
         at.append(at[-1] + round(gap * 1e6))
     return at
 
@@ -95,7 +95,7 @@ def test_the_client_agrees_with_the_server_on_every_instant(truth: TruthServer, 
     truth.reset()
     ran = run(closed_loop(2, requests=8))
     sent = sorted(record["first_sent_ns"] for record in truth.truth()["requests"] if record["first_sent_ns"])
-    seen = sorted(row["f_ns"] for row in ran.rows if row["f_ns"])
+    seen = sorted(row["first_output_ns"] for row in ran.rows if row["first_output_ns"])
     assert len(sent) == len(seen)
     assert all(mine >= theirs for mine, theirs in zip(seen, sent, strict=True))
 
@@ -225,7 +225,7 @@ def test_a_killed_driver_leaves_a_partial_result_and_never_a_shorter_success(
     assert reduced.window["partial"] is True
     assert reduced.gate("window_complete").passed is False
     rows = pq.read_table(reduced.table).to_pylist()
-    last = max(row["e_ns"] for row in rows if row["ok"])
+    last = max(row["end_ns"] for row in rows if row["ok"])
     assert killed[0] - last < 1.5e9
     assert reduced["ttft_p50_ms"] is not None
     # requests in flight at the last flush are there as such
@@ -239,7 +239,7 @@ def test_first_token_and_total_time_outs(run: Run) -> None:
     long = run(closed_loop(2, requests=4), model="truth:tpot=200", warmup=warm_up(0), timeouts=limits)
     assert set(long.reduction.failures) == {"total_timeout"}
     row = long.inside[0]
-    assert row["e_ms"] - row["w_ms"] == pytest.approx(600)
+    assert row["end_ms"] - row["sent_ms"] == pytest.approx(600)
     assert row["e2e_ms"] is None
 
 
