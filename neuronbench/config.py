@@ -162,10 +162,10 @@ def load(
                 known = [*_FILE_KEYS, "stacks", "deadlines"]
                 raise ConfigError(f"{path}: unknown key {key!r}{closest(key, known)}; known: {', '.join(known)}")
 
-    for key, kind in _FILE_KEYS.items():
-        text = environ.get(f"NEURONBENCH_{key.upper()}")
-        if text:
-            values[key] = text.split(os.pathsep) if kind is list else _typed(f"NEURONBENCH_{key.upper()}", text, kind)
+    for key, wanted in _FILE_KEYS.items():
+        variable = f"NEURONBENCH_{key.upper()}"
+        if text := environ.get(variable):
+            values[key] = text.split(os.pathsep) if wanted is list else _typed(variable, text, wanted)
     for f in fields(Deadlines):
         text = environ.get(f"NEURONBENCH_DEADLINES_{f.name.upper()}")
         if text:

@@ -107,14 +107,23 @@ class FrozenMap(Mapping[str, Json]):
     def __len__(self) -> int:
         return len(self._data)
 
-    def __hash__(self) -> int:
+    def _canonical(self) -> str:
         if self._key is None:
             self._key = canonical_json(self._data)
-        return hash(self._key)
+        return self._key
+
+    def __hash__(self) -> int:
+        return hash(self._canonical())
 
     def __eq__(self, other: object) -> bool:
+        # Not by Python's equality, for which 1, 1.0 and True are the same although their canonical JSON differs.
+        if isinstance(other, FrozenMap):
+            return self._canonical() == other._canonical()
         if isinstance(other, Mapping):
-            return self._data == dict(other)
+            try:
+                return self._canonical() == canonical_json(other)
+            except (TypeError, ValueError):
+                return False
         return NotImplemented
 
     def __repr__(self) -> str:

@@ -97,11 +97,15 @@ def _points(here: host.Host, session: str, lane: str, as_json: bool, problems: l
     if not records:
         host.say(f"No receipts{f' of lane {lane!r}' if lane else ''} in {here.settings.receipts_dir / session}")
         return
-    for name, members in tables.by_lane(records).items():
-        headline = here.plugins.lanes[name].headline if name in here.plugins.lanes else ()
-        keys = headline or sorted({key for m in members for key in m.metrics})[:8]
-        host.show(tables.lane_table(f"{name}, session {session}", members, keys))
-    boots = [record for record in records if record.kind == "boot"]
+    notes: list[str] = []
+    for (name, benchmark, backend), members in tables.by_benchmark(records).items():
+        keys = here.plugins.lanes[name].headline if name in here.plugins.lanes else ()
+        keys = keys or tuple(dict.fromkeys(key for member in members for key in member.metrics))[:6]
+        host.show(tables.lane_table(f"{name}: {benchmark} on {backend}", members, keys))
+        notes += [line for line in tables.sample_notes(members, keys) if line not in notes]
+    for line in notes:
+        host.say(f"  {line}")
+    boots = [record for record in records if record.kind in ("boot", "compile")]
     if boots:
         host.show(tables.boot_table(boots))
     for line in (*tables.gate_lines(records), *tables.failure_lines(records)):
