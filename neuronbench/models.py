@@ -321,8 +321,13 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def _complete(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and any(
-        path.suffix in (".safetensors", ".bin") for path in modelfiles.weight_files(folder)
+    """Whether a snapshot has its configuration and all its weights; programs often fetch less than that."""
+    names = {path.relative_to(folder).as_posix() for path in modelfiles.weight_files(folder)}
+    index = modelfiles.read_json(folder / "model.safetensors.index.json").get("weight_map") or {}
+    return (
+        (folder / "config.json").is_file()
+        and any(name.endswith((".safetensors", ".bin")) for name in names)
+        and set(index.values()) <= names
     )
 
 
@@ -333,10 +338,14 @@ def _cached(parsed: _Reference) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(str(snapshot_download(parsed.repo, revision=parsed.revision, local_files_only=True)))
+        # Asked for one file only: a snapshot that lacks files nobody needs would be refused as a whole.
+        found = snapshot_download(
+            parsed.repo, revision=parsed.revision, local_files_only=True, allow_patterns=["config.json"]
+        )
+        folder = Path(str(found))
+        return folder if _complete(folder) else None
     except (OSError, ValueError):  # not there, or not a name the hub could know
         return None
-    return folder if _complete(folder) else None
 
 
 def _fetch(parsed: _Reference, say: Progress, deadline: float) -> tuple[Path | None, str, str]:
@@ -356,7 +365,7 @@ def _fetch(parsed: _Reference, say: Progress, deadline: float) -> tuple[Path | N
         ignore = list(_LARGE_DUPLICATES)
         if any(name.endswith(".safetensors") for name in names):
             ignore += ["*.bin", "*.pt", "*.pth", "consolidated*"]
-        return packaged.watched(lambda: _download(repo, info.sha, ignore), repo, say, deadline), "", ""
+        return packaged.watched(lambda: _download(repo, parsed.revision, ignore), repo, say, deadline), "", ""
     except errors.GatedRepoError:
         return None, "hub_auth", f"{repo} is gated ({token})"
     except errors.RevisionNotFoundError:
