@@ -171,6 +171,17 @@ class Gateway:
         text = " ".join(redact(str(error)).split())
         if isinstance(error, sqlite3.OperationalError) and "locked" in text:
             return f"{self.sqlite} is locked by another process (waited {self.patience.busy_s:g} s)"
+        if self.unreachable(error):
+            waited = self.patience.first_s if self._client is None else self.patience.request_s
+            for sign, meaning in (
+                ("refused", "nothing listens there (connection refused)"),
+                ("resol", "the name of the host cannot be resolved"),
+                ("unreachable", "there is no way to that network"),
+                ("imeout", f"no answer within {waited} s (timed out)"),
+                ("timed out", f"no answer within {waited} s (timed out)"),
+            ):
+                if sign in text:
+                    return f"MLflow at {redact(self.uri)}: {meaning}"
         text = text if len(text) <= 300 else text[:297] + "..."
         return f"MLflow at {redact(self.uri)}: {type(error).__name__}: {text}"
 

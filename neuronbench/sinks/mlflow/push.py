@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -108,5 +109,10 @@ def ui_command(settings: Settings, *, host: str = "127.0.0.1", port: int = 5000)
         sys.executable, "-m", "mlflow", "server",
         "--backend-store-uri", uri,
         "--artifacts-destination", str(settings.artifacts_dir),
-        "--host", host, "--port", str(port),
+        "--host", host, "--port", str(port), "--workers", "1",
     ]  # fmt: skip
+
+
+def ui_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment to start `ui_command` in: as given (by default this process's), usage reporting off."""
+    return {**(os.environ if environ is None else environ), "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
