@@ -12,7 +12,7 @@ import json
 import random
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Self
@@ -143,7 +143,7 @@ def fit_text(count: Callable[[str], int], target: int, rng: random.Random, first
 
 
 class ChatFitter:
-    """Makes many distinct prompts of one length."""
+    """Makes many prompts, each of its exact length."""
 
     def __init__(self, base_url: str, *, model: str, api_key: str | None = None, seed: int = 0) -> None:
         self._tokenizer = Tokenizer(base_url, model=model, api_key=api_key)
@@ -157,22 +157,21 @@ class ChatFitter:
     ) -> None:
         self._tokenizer.close()
 
-    def fit(self, tokens: int, count: int, warmup: int = 0) -> list[str]:
-        """`count` texts of exactly `tokens` tokens each, all different; the first `warmup` begin with words that the
-        others never begin with."""
+    def fit(self, lengths: Sequence[int], warmup: int = 0) -> list[str]:
+        """One text per length in tokens. The first `warmup` begin with words that the others never begin with."""
         count_tokens = self._tokenizer.count
         overhead = max(count_tokens("a") - 1, 0)
-        if tokens <= overhead:
+        if lengths and min(lengths) <= overhead:
             raise CannotFit(
-                f"{tokens} input tokens asked for, but the chat template alone takes {overhead}; ask for at least "
-                f"{overhead + 1}"
+                f"{min(lengths)} input tokens asked for, but the chat template alone takes {overhead}; "
+                f"ask for at least {overhead + 1}"
             )
         reserved = len(_WORDS) // 16
 
         def one(index: int) -> str:
             rng = random.Random(f"{self._seed}:{index}")
             firsts = _WORDS[:reserved] if index < warmup else _WORDS[reserved:]
-            return fit_text(count_tokens, tokens, rng, rng.choice(firsts), overhead)
+            return fit_text(count_tokens, lengths[index], rng, rng.choice(firsts), overhead)
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            return list(pool.map(one, range(count)))
+            return list(pool.map(one, range(len(lengths))))

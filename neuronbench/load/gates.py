@@ -73,10 +73,12 @@ def client_gates(
         ),
         _at_most(
             "send_lag",
-            _p(tally.pools["send_lag"], 0.99),
+            # In a closed loop lag only lengthens the pause between two requests, so its mean is what counts; in an open
+            # loop every late request is one that the server was spared at its instant.
+            tally.pools["send_lag"].mean if closed_loop else _p(tally.pools["send_lag"], 0.99),
             max(LEAST_SEND_LAG_MS, 0.02 * (e2e or 0.0) if closed_loop else 0.01 * (first or 0.0)),
             "ms",
-            "p99 of writing behind the schedule",
+            ("mean" if closed_loop else "p99") + " of writing behind the schedule",
             "no request was written",
         ),
     ]

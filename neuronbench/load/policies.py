@@ -64,7 +64,7 @@ class WarmUp:
             self.driver.last_error = stream.error or stream.kind.name.lower()
         if not self.bodies and not self.open:
             if self.failed == self.done:
-                self.driver.abort("error", f"all {self.done} warm-up requests failed: {self.driver.last_error}")
+                self.driver.abort("all_failed", f"all {self.done} warm-up requests failed: {self.driver.last_error}")
             else:
                 self.driver.warmed(t)
             return

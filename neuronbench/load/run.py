@@ -28,7 +28,7 @@ _GRACE_S: Final = 15.0
 _STRAGGLER_S: Final = 3.0
 _POLL_S: Final = 0.2
 
-Status = Literal["ok", "server_gone", "timeout", "killed", "error"]
+Status = Literal["ok", "server_gone", "all_failed", "timeout", "killed", "error"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 import pyarrow.parquet as pq
 
-from neuronbench.load.plan import Bodies, Plan, request_body, write_plan
+from neuronbench.load.bodies import Bodies, request_body
+from neuronbench.load.plan import Plan, write_plan
 from neuronbench.load.reduce import Reduction
 from neuronbench.load.run import Drive, Timeouts
 from neuronbench.protocols import Vocabulary

@@ -191,8 +191,8 @@ def test_trap_hidden_tokens_usage_counts_more_than_can_be_seen(completions: Rows
 
 def test_a_stall_is_one_long_gap_and_a_max_stall(completions: Rows) -> None:
     row = completions["truth:stall,at=10,ms=300"]
-    assert row["max_stall_ms"] >= 300
-    assert sorted(row["icl_ms"])[-2] < 300
+    assert row["max_stall_ms"] >= 290
+    assert sorted(row["icl_ms"])[-2] < 290
     assert statistics.median(row["icl_ms"]) < 100
 
 

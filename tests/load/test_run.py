@@ -156,7 +156,7 @@ def test_an_api_key_is_sent_and_never_written_down(tmp_path: Path, run: Run) -> 
         good = run(url=server.url, api_key="s3cret-key")
         bad = run(url=server.url)
     assert good.reduction.failures == {}
-    assert bad.drive.status == "error"
+    assert bad.drive.status == "all_failed"
     assert "http_401" in {row["failure"] for row in bad.rows}
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or b"s3cret-key" not in path.read_bytes(), path
@@ -164,7 +164,7 @@ def test_an_api_key_is_sent_and_never_written_down(tmp_path: Path, run: Run) -> 
 
 def test_when_no_warm_up_request_succeeds_the_run_ends_and_says_why(run: Run) -> None:
     ran = run(model="nobody")
-    assert ran.drive.status == "error"
+    assert ran.drive.status == "all_failed"
     assert "warm-up" in ran.drive.message
     assert "nobody" in ran.drive.message
     assert ran.reduction.metrics == []
@@ -256,7 +256,7 @@ def test_a_connect_time_out_is_its_own_class(tmp_path: Path, run: Run) -> None:
         ran = run(closed_loop(2, requests=3), url=f"http://127.0.0.1:{port}", timeouts=limits, deadline_s=10.0)
         for filler in fillers:
             filler.close()
-    assert ran.drive.status in ("error", "server_gone")
+    assert ran.drive.status in ("all_failed", "server_gone")
     assert "connect_timeout" in {row["failure"] for row in ran.rows}
 
 
@@ -361,7 +361,7 @@ def test_tls(tls: Any, run: Run) -> None:
     assert ran.reduction.failures == {}
     assert all(row["kernel_stamped"] for row in ran.inside)
     untrusted = run(url=url)
-    assert untrusted.drive.status in ("error", "server_gone")
+    assert untrusted.drive.status in ("all_failed", "server_gone")
     assert "tls" in {row["failure"] for row in untrusted.rows}
     assert "CERTIFICATE_VERIFY_FAILED" in untrusted.drive.message or untrusted.drive.status == "server_gone"
 
