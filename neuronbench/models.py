@@ -8,6 +8,7 @@ these. Every weight file's SHA-256 is known afterwards, and damaged files are re
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import time
@@ -153,10 +154,18 @@ def parse(reference: str) -> _Reference:
 
 
 def metadata(reference: str, settings: Settings) -> ModelMetadata:
-    """What can be known at once: from a local folder, the hub's cache, or the catalogue. Never raises."""
+    """What can be known at once: from a local folder, the hub's cache, or the catalogue. Never raises.
+
+    Asked for every collected point, so answers are kept for the life of the process.
+    """
+    return _metadata(reference, settings.root)
+
+
+@functools.lru_cache(maxsize=1024)
+def _metadata(reference: str, root: Path) -> ModelMetadata:
     try:
         parsed = parse(reference)
-        folder: Path | None = parsed.folder(settings.root)
+        folder: Path | None = parsed.folder(root)
         if parsed.scheme in ("hub", "packaged") or not (folder and (folder / "config.json").is_file()):
             folder = _cached(parsed) if parsed.scheme in ("", "hub") else None
         if folder is not None:

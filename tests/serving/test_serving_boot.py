@@ -240,3 +240,26 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
+
+
+def test_an_interrupted_start_leaves_nothing(context: Context, command: Command, tmp_path: Path) -> None:
+    interrupted = context()
+    started: list[int] = []
+
+    def progress(text: str) -> None:
+        if "first generation" in text:
+            started.extend(int(pid) for pid in psutil.pids() if _is_fake(pid, tmp_path))
+            raise KeyboardInterrupt
+
+    interrupted.progress = progress
+    with pytest.raises(KeyboardInterrupt):
+        boot(command("ok", "--marker", str(tmp_path)), SPEC, interrupted, flavour=VLLM)
+    assert started
+    assert not [pid for pid in started if psutil.pid_exists(pid)]
+
+
+def _is_fake(pid: int, marker: Path) -> bool:
+    try:
+        return str(marker) in psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return False
