@@ -130,6 +130,7 @@ def test_a_record_comes_back_as_it_was_written(store: ReceiptStore, session: str
     assert receipt.record.validity is Validity.PROVISIONAL
     assert canonical_json(receipt.record.to_json()) == canonical_json(record.to_json())
     assert receipt.table("requests").column("request_id").to_pylist() == [1, 2]
+    assert receipt.table("requests", columns=["other", "request_id"]).column_names == ["request_id"]
     assert receipt.fingerprint == record.point.fingerprint
     assert sorted(p.name for p in path.iterdir()) == ["logs", "record.json", "requests.parquet"]
     with pytest.raises(ReceiptError, match="no table 'steps'; it has: requests"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -116,8 +117,11 @@ class Receipt:
         """The point's fingerprint as it was written: a later schema computes others."""
         return self.header.fingerprint
 
-    def table(self, name: str) -> pyarrow.Table:
-        """The Parquet table `name`, read on each call; raises `ReceiptError` when it is not there or damaged."""
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pyarrow.Table:
+        """The Parquet table `name`, read on each call; of `columns` those that it has, in its own order.
+
+        Raises `ReceiptError` when it is not there or damaged.
+        """
         tables = self.record.tables
         if name not in tables:
             raise ReceiptError(f"{self._path}: no table {name!r}; it has: {', '.join(tables) or 'none'}")
@@ -126,7 +130,10 @@ class Receipt:
 
         path = self._path / tables[name]
         try:
-            return pyarrow.parquet.read_table(path)
+            with pyarrow.parquet.ParquetFile(path) as file:
+                there = file.schema_arrow.names
+                wanted = None if columns is None else [column for column in there if column in columns]
+                return file.read(columns=wanted)
         except (OSError, pyarrow.ArrowException) as error:
             raise ReceiptError(f"{path}: expected a Parquet table, cannot read it: {error}") from error
 

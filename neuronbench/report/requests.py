@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-COUNTED = 5_000_000
+_INSTANTS: Final = ("scheduled_ns", "sent_ns", "first_output_ns", "last_output_ns", "end_ns")
+COLUMNS: Final = (
+    "ok", "in_window", "warmup", "failure", *_INSTANTS, "output_tokens", "first_chunk_tokens", "icl_ms", "ttft_ms",
+    "tpot_ms", "e2e_ms",
+)  # fmt: skip
+"""What is looked at, of all the columns there may be."""
+
+COUNTED: Final = 5_000_000
 """Above this many chunk gaps a curve is drawn from each request's ends instead of from its chunks."""
 
 
@@ -103,9 +110,6 @@ def requests_of(table: pyarrow.Table) -> Requests:
         icl_start=start,
         missing=tuple(missing),
     )
-
-
-_INSTANTS = ("scheduled_ns", "sent_ns", "first_output_ns", "last_output_ns", "end_ns")
 
 
 def _instants(table: pyarrow.Table, name: str) -> tuple[NDArray[np.int64], Bools]:

@@ -108,6 +108,21 @@ def test_poor_tables_still_give_figures(table: pa.Table, tmp_path: Path) -> None
         assert (tmp_path / f"{stem}.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_table_of_the_measuring_client_has_every_column(tmp_path: Path) -> None:
+    from neuronbench.load.table import SCHEMA
+
+    plain = synthetic.requests(40, failed=3)
+    shared = [name for name in SCHEMA.names if name in plain.column_names]
+    table = pa.table({name: plain.column(name).cast(SCHEMA.field(name).type) for name in shared})
+    requests = requests_of(table)
+    assert requests.missing == ()
+    assert requests.icl_ms == pytest.approx(requests_of(plain).icl_ms, rel=1e-6)
+    assert sum(bool(name) for name in requests.failure) == 3
+    for stem, figure in figures.figures_for(synthetic.record("s"), table).items():
+        assert "not in the table" not in texts(figure)
+        figures.save(figure, tmp_path / f"{stem}.png")
+
+
 def test_no_rows_no_figures() -> None:
     assert figures.figures_for(synthetic.record("s"), synthetic.requests(10).slice(0, 0)) == {}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from neuronbench.model import Record, canonical_json, fingerprint
 from neuronbench.receipts import Receipt, ReceiptError, ReceiptStore, SessionManifest
 from neuronbench.report import figures
+from neuronbench.report.requests import COLUMNS
 from neuronbench.sinks.mlflow import mapping, notes, traces
 from neuronbench.sinks.mlflow.gateway import Gateway
 
@@ -178,7 +179,7 @@ def requests_table(receipt: Receipt) -> tuple[Any, str]:
     if "requests" not in receipt.record.tables:
         return None, ""
     try:
-        return receipt.table("requests"), ""
+        return receipt.table("requests", columns=[*COLUMNS, *traces.DETAILS]), ""
     except ReceiptError as error:
         return None, str(error)
 

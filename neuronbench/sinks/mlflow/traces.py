@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow
     from mlflow.entities import Span, TraceInfo
 
-_DETAILS: Final = (
+DETAILS: Final = (
     "request_id", "http_status", "failure", "error", "input_tokens", "output_tokens", "chunks", "ttft_ms", "tpot_ms",
     "e2e_ms", "client_lag_ms", "scheduled_ns", "sent_ns", "first_output_ns", "last_output_ns", "end_ns",
 )  # fmt: skip
@@ -73,7 +73,7 @@ def write(
     if not samples:
         return 0
     offset_ns, clock = wall_offset_ns(record, requests)
-    names = [name for name in _DETAILS if name in table.column_names]
+    names = [name for name in DETAILS if name in table.column_names]
     taken = table.select(names).take([sample.row for sample in samples]).to_pylist()
     client: Any = TracingClient(uri)
     spans: list[Span] = []
