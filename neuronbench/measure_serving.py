@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from neuronbench.measure import DeadlineExceeded, PointFailure, Served, clock_epoch, reduction_served
-from neuronbench.model import Failure, Record, fingerprint
+from neuronbench.model import Failure, Gate, Record, fingerprint
 from neuronbench.protocols import Endpoint, SamplerSpec
 from neuronbench.telemetry.request import TelemetryRequest
 
@@ -83,6 +83,7 @@ def serve(
         sampled = telemetry.result = recorder.stop()
     reduction = reduce_run(plan, scratch / "out", table=opened.folder / "requests.parquet", slo=slo, drive=driven)
     _record(opened, reduction, sampled)
+    record.gate(_token_conservation(opened.folder / "requests.parquet", sampled))
     _discard(scratch)
     failure = _failure(session, endpoint, driven)
     if failure is not None:
@@ -145,12 +146,55 @@ def _record(opened: OpenRecord, reduction: Any, sampled: Telemetry) -> None:
         record.gate(telemetry_gate(sampled, start_ns, end_ns))
 
 
+def _token_conservation(table: Path, sampled: Telemetry) -> Gate:
+    """The tokens that the answers' usage adds up to against those that the server's counters say, over the whole drive.
+
+    More on the server's side are other clients, or tokens it generated and never reported; fewer are usage it made up.
+    """
+    import pyarrow.compute as compute
+    import pyarrow.parquet as parquet
+
+    from neuronbench.telemetry.summary import token_totals
+
+    counted = token_totals(sampled)
+    rows = parquet.read_table(table, columns=["input_tokens", "output_tokens"])
+    limit, observed, unknown = 0.005, 0.0, []
+    for name, server in (("input_tokens", counted.prompt_tokens), ("output_tokens", counted.generation_tokens)):
+        column = rows[name]
+        if server is None or column.null_count or not len(column):
+            unknown.append(name)
+            continue
+        client = compute.sum(column).as_py()
+        observed = max(observed, abs(server - client) / max(client, 1))
+    if unknown:
+        why = "; ".join(counted.notes) or "requests without usage"
+        return Gate(
+            id="token_conservation", passed=None, limit=limit, unit="share", message=f"{', '.join(unknown)}: {why}"
+        )
+    return Gate(
+        id="token_conservation",
+        passed=observed <= limit,
+        observed=observed,
+        limit=limit,
+        unit="share",
+        message="difference between the usage of all answers and the server's own counters",
+    )
+
+
 def _failure(session: Session, endpoint: Endpoint, driven: Drive) -> Failure | None:
     """Why there is no result; None when the driver ended as planned."""
     if driven.status == "ok":
         return None
     if driven.status == "server_gone" or not endpoint.alive():
         return _endpoint_failure(endpoint, "window", driven.message)
+    if driven.status == "all_failed":
+        return Failure(
+            kind="all_requests_failed",
+            phase="warmup",
+            message=driven.message,
+            causal_line=driven.message,
+            remedy="the answers' own words are in requests.parquet (column `error`); see also the server's log",
+        )
     if driven.status == "timeout":
         return Failure(
             kind="point_timeout",

@@ -278,6 +278,7 @@ class Session:
         try:
             resource = self._booted(spec, context)
         except BootError as error:
+            error.facts["boot_receipt"] = record.receipt_id
             record.error = error.failure
             record.add(*error.metrics)
             record.resource = ResourceRef(
@@ -357,7 +358,8 @@ class Session:
         self._closed = True
         try:
             if self._pool is not None:
-                self._pool.close()
+                for error in self._pool.close():
+                    warnings.warn(f"a resource did not stop: {error}", PluginWarning, 2)
         finally:
             for sink in self._sinks or []:
                 try:

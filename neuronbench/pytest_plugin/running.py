@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
+import warnings
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pytest
 
 from neuronbench.measure import DeadlineExceeded, PointFailure, SloMiss
 from neuronbench.model import Failure, Outcome
+from neuronbench.plugins import PluginWarning
 from neuronbench.protocols import BootError
 from neuronbench.pytest_plugin.keys import OPEN, POINT, REPEAT, SPEC, session_of, session_or_none
 from neuronbench.pytest_plugin.terminal import Terminal
@@ -188,7 +190,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     session = session_of(item.config)
     following = nextitem.stash.get(SPEC, None) if nextitem is not None else None
     if session.has_pool and nextitem is not None:
-        session.pool.release_unless(following.key if following else None)
+        for error in session.pool.release_unless(*([following.key] if following else [])):
+            warnings.warn(f"a resource did not stop: {error}", PluginWarning, stacklevel=1)
 
 
 @pytest.hookimpl(trylast=True)

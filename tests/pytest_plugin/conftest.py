@@ -14,6 +14,7 @@ from neuronbench import BackendInfo, LaneInfo, ProviderInfo, hookimpl
 @hookimpl
 def register_backends(register):
     register(BackendInfo(name="fake", title="Fake hardware", target="fakes:FakeBackend", family="fake"))
+    register(BackendInfo(name="truth", title="Truth server", target="truth_plugin:TruthBackend", family="truth"))
     register(BackendInfo(name="absent", title="Absent hardware", target="fakes:AbsentBackend", family="fake"))
 
 @hookimpl
@@ -23,6 +24,8 @@ def register_lanes(register):
 @hookimpl
 def register_resources(register):
     register(ProviderInfo(name="endpoint/fake", kind="endpoint", families=("fake",), target="fakes:FakeProvider"))
+    register(ProviderInfo(name="endpoint/truth", kind="endpoint", families=("truth",),
+                          target="truth_plugin:TruthProvider"))
 """
 
 FAKES = """
@@ -107,15 +110,19 @@ class Project:
         monkeypatch.syspath_prepend(str(self.path))
         pytester.makeconftest(CONFTEST)
         pytester.makepyfile(fakes=FAKES)
+        (self.path / "truth_plugin.py").write_text((Path(__file__).parent / "truth_plugin.py").read_text())
         pytester.makepyprojecttoml('[tool.pytest]\nneuronbench = true\nstrict = true\nfilterwarnings = ["error"]\n')
 
     def bench(self, source: str, name: str = "bench_it") -> None:
         self.pytester.makepyfile(**{name: "import neuronbench as nb\nimport pytest\n" + source})
 
-    def run(self, *args: str, subprocess: bool = False) -> pytest.RunResult:
-        arguments = ["-p", "no:cacheprovider", "--nb-tracking-uri", "off", *args]
-        if subprocess:
-            return self.pytester.runpytest_subprocess(*arguments, timeout=60)
+    in_process = True
+    """Faster, but numpy cannot be loaded twice in one process: what measures runs in its own."""
+
+    def run(self, *args: str, subprocess: bool = False, mlflow: bool = False) -> pytest.RunResult:
+        arguments = ["-p", "no:cacheprovider", *([] if mlflow else ["--nb-tracking-uri", "off"]), *args]
+        if subprocess or not self.in_process:
+            return self.pytester.runpytest_subprocess(*arguments, timeout=120)
         return self.pytester.runpytest_inprocess(*arguments)
 
     @property

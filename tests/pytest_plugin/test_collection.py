@@ -21,7 +21,7 @@ def collected(result: pytest.RunResult) -> list[str]:
 def test_one_marker_per_backend_and_lane_selects_points(project) -> None:
     project.bench(TWO_MODELS)
     everything = collected(project.run("--collect-only", "-q"))
-    assert len(everything) == 3 * 5  # cpu, fake and absent
+    assert len(everything) == 4 * 5  # cpu, fake, truth and absent
     only = collected(project.run("--collect-only", "-q", "-m", "fake and serving"))
     assert len(only) == 5
     assert all("[fake" in line for line in only)
