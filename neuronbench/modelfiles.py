@@ -200,6 +200,17 @@ def check_weights(folder: Path) -> dict[str, dict[str, Any]]:
     return headers
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether a snapshot has its configuration and all its weights; programs often fetch less than that."""
+    names = {path.relative_to(folder).as_posix() for path in weight_files(folder)}
+    index = read_json(folder / "model.safetensors.index.json").get("weight_map") or {}
+    return (
+        (folder / "config.json").is_file()
+        and any(name.endswith((".safetensors", ".bin")) for name in names)
+        and set(index.values()) <= names
+    )
+
+
 def digests(
     folder: Path, *, cache_dir: Path, progress: Callable[[str], None] | None = None, chunk: int = 4 << 20
 ) -> dict[str, str]:

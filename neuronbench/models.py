@@ -329,17 +329,6 @@ def _architecture(config: Mapping[str, Any]) -> str:
 # hub. huggingface_hub is imported late, and itself minds HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE.
 
 
-def _complete(folder: Path) -> bool:
-    """Whether a snapshot has its configuration and all its weights; programs often fetch less than that."""
-    names = {path.relative_to(folder).as_posix() for path in modelfiles.weight_files(folder)}
-    index = modelfiles.read_json(folder / "model.safetensors.index.json").get("weight_map") or {}
-    return (
-        (folder / "config.json").is_file()
-        and any(name.endswith((".safetensors", ".bin")) for name in names)
-        and set(index.values()) <= names
-    )
-
-
 def _cached(parsed: _Reference) -> Path | None:
     """The snapshot folder (named by its commit) in the hub's cache; None when there is none with weights."""
     if parsed.repo is None:
@@ -352,7 +341,7 @@ def _cached(parsed: _Reference) -> Path | None:
             parsed.repo, revision=parsed.revision, local_files_only=True, allow_patterns=["config.json"]
         )
         folder = Path(str(found))
-        return folder if _complete(folder) else None
+        return folder if modelfiles.is_complete(folder) else None
     except (OSError, ValueError):  # not there, or not a name the hub could know
         return None
 
