@@ -26,6 +26,7 @@ def ui(
         command = ui_command(host.of(context).settings, host=ADDRESS, port=chosen)
     except ValueError as error:
         raise host.CommandError(str(error), status=host.USAGE) from error
+    command += ["--workers", "1"]  # one reader; four of them take four times as long to start
     host.say(f"MLflow: http://{ADDRESS}:{chosen}  (there in a few seconds; Ctrl-C ends it)")
     sys.stderr.flush()
     os.execv(command[0], command)  # in place of this process: signals and the exit status are MLflow's own
