@@ -59,6 +59,15 @@ def _reasoning(script: Script, values: dict[str, Any], context: Context) -> None
     script.reasoning_field = values["field"]
 
 
+def _split(script: Script, values: dict[str, Any], context: Context) -> None:
+    gap_ns = round(values["gap_ms"] * MS)
+    script.split_gap_ns, script.odd_text = gap_ns, "€"
+    script.split_chunks = values["framing"] == "http"
+    script.newline = b"\r\n" if values["newline"] == "crlf" else b"\n"
+    # Tokens that came faster than their pieces would share segments after all.
+    script.tpot_ns = max(script.tpot_ns, 3 * gap_ns)
+
+
 def _spec(script: Script, values: dict[str, Any], context: Context) -> None:
     script.drafted = values["drafted"]
     script.per_chunk = min(values["accepted"], script.drafted) + 1
@@ -151,8 +160,7 @@ _ROWS: list[tuple[str, str, Apply, dict[str, tuple[Any, ...]]]] = [
     ("coalesce", "many events in one TCP segment", _set(coalesce=lambda values: max(1, values["count"])),
      {"count": (20, "events a segment")}),
     ("split", "every event over three segments, cut inside a UTF-8 character and inside the blank line",
-     _set(odd_text="€", split_gap_ns=_ns("gap_ms"), split_chunks=lambda values: values["framing"] == "http",
-          newline=lambda values: b"\r\n" if values["newline"] == "crlf" else b"\n"),
+     _split,
      {"gap_ms": (2.0, "time between the segments"),
       "framing": ("tcp", "one HTTP chunk in three segments, or three HTTP chunks", ("tcp", "http")),
       "newline": ("lf", "line ends", ("lf", "crlf"))}),
