@@ -140,7 +140,7 @@ def _record(opened: OpenRecord, reduction: Any, sampled: Telemetry) -> None:
         record.tables["telemetry"] = sampled.table.name
     if sampled.problem:
         record.notes.append(f"telemetry: {sampled.problem}")
-    start_ns, end_ns = reduction.window.get("opened_ns"), reduction.window.get("closed_ns")
+    start_ns, end_ns = reduction.window.get("start_ns"), reduction.window.get("end_ns")
     if start_ns is not None and end_ns is not None:
         record.add(*server_metrics(sampled, start_ns, end_ns), *serving_counters(sampled, start_ns, end_ns))
         record.gate(telemetry_gate(sampled, start_ns, end_ns))
