@@ -371,15 +371,19 @@ class Session:
             self.plugins.session_finished(self, status)
 
 
-LOG_LIMIT_BYTES = 8 * 1024 * 1024
+LOG_LIMIT_BYTES = 2 * 1024 * 1024
 
 
 def copy_logs(source: Path, target: Path) -> None:
-    """Copy the files of `source` (a live resource's folder) into a record's folder; of a huge one only the end."""
+    """Copy the files of `source` (a live resource's folder) into a record's folder.
+
+    Secrets are blotted out on the way (servers print their arguments), and of a huge file only the end is kept.
+    """
+    from neuronbench.redaction import redact
+
     for path in sorted(source.iterdir()) if source.is_dir() else []:
         if path.is_file():
-            size = path.stat().st_size
             with path.open("rb") as file:
-                if size > LOG_LIMIT_BYTES:
-                    file.seek(size - LOG_LIMIT_BYTES)
-                (target / path.name).write_bytes(file.read(LOG_LIMIT_BYTES))
+                file.seek(max(path.stat().st_size - LOG_LIMIT_BYTES, 0))
+                text = file.read(LOG_LIMIT_BYTES).decode(errors="replace")
+            (target / path.name).write_text(redact(text), encoding="utf-8")
