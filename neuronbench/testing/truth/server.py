@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -26,7 +27,14 @@ def serve(settings: Settings, *, with_parent: int | None = None) -> None:
     _watch_signals(loop)
     if with_parent is not None:
         _watch_parent(loop, with_parent)
-    listener = socket.create_server((settings.host, settings.port), backlog=4096)
+    _allow_descriptors()
+    try:
+        listener = socket.create_server((settings.host, settings.port), backlog=4096)
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise SystemExit(
+            f"truth server: cannot listen on {where}: {error.strerror}; --port 0 takes a free one"
+        ) from None
     # Both are inherited by accepted sockets, which saves two calls per connection.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -93,6 +101,13 @@ class Door:
                 return
             sock.setblocking(False)
             self._connections.add(Connection(self._loop, sock, self.service, self._connections.discard))
+
+
+def _allow_descriptors() -> None:
+    """One descriptor a connection: take as many as this process may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _watch_signals(loop: Loop) -> None:

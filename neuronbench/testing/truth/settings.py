@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -52,7 +53,7 @@ class Settings:
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ValueError(f"max_concurrency is {self.max_concurrency}; expected at least 1, or None for no bound")
 
-    @property
+    @cached_property
     def served(self) -> tuple[str, ...]:
         """Every model name this server answers to, the given ones first."""
         return tuple(dict.fromkeys((*self.models, "truth")))
