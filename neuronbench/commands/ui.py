@@ -29,7 +29,9 @@ def ui(
     command += ["--workers", "1"]  # one reader; four of them take four times as long to start
     host.say(f"MLflow: http://{ADDRESS}:{chosen}  (there in a few seconds; Ctrl-C ends it)")
     sys.stderr.flush()
-    os.execv(command[0], command)  # in place of this process: signals and the exit status are MLflow's own
+    # Its runner of background jobs is a process of its own that nothing here needs.
+    environ = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ}
+    os.execve(command[0], command, environ)  # in place of this process: signals and exit status are MLflow's own
 
 
 def _free(port: int) -> int:
