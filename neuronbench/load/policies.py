@@ -48,11 +48,11 @@ class WarmUp:
         if not self.bodies:
             self.driver.warmed(now)
             return
-        self._send(now)
-
-    def _send(self, now: int) -> None:
         self.open += 1
-        self.driver.send(self.bodies.pop(0), now, Phase.WARMUP)
+        self._send(self.bodies.pop(0))
+
+    def _send(self, body: int) -> None:
+        self.driver.send(body, time.monotonic_ns(), Phase.WARMUP)
 
     def ended(self, stream: Stream, t: int) -> None:
         self.open -= 1
@@ -71,11 +71,7 @@ class WarmUp:
         wait = 0 if stream.kind in NOT_FAILURES else PAUSE_NS
         while self.bodies and self.open < self.concurrency:
             self.open += 1
-            self.driver.engine.call(t + wait, self._send_reserved)
-
-    def _send_reserved(self) -> None:
-        self.open -= 1
-        self._send(time.monotonic_ns())
+            self.driver.engine.call(t + wait, self._send, self.bodies.pop(0))
 
     def remaining(self, now: int) -> tuple[float | None, str]:
         return float(len(self.bodies) + self.open), "requests"

@@ -1,0 +1,191 @@
+"""Open loop: requests leave at their instants whatever the server does, and latency counts from those instants."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from load_helpers import SHORT, Run
+
+from neuronbench.load import arrivals as at
+from neuronbench.load.run import Timeouts
+from neuronbench.load.workload import synthetic, warm_up
+from neuronbench.testing.truth_server import TruthServer
+
+
+def test_requests_leave_at_their_instants(run: Run) -> None:
+    ran = run(at.poisson(60, duration_s=2, lead_s=0.5, tail_s=2))
+    assert ran.drive.status == "ok"
+    assert ran.reduction.window["seconds"] == pytest.approx(2)
+    rows = [row for row in ran.rows if not row["warmup"]]
+    due = ran.plan.column("due_ns")
+    begun = {row["scheduled_ns"] - int(due[row["body"]]) for row in rows}
+    assert len(begun) == 1  # every request keeps the schedule's own instant
+    assert all(row["sent_ns"] >= row["scheduled_ns"] for row in rows)
+    inside = ran.inside
+    opened = begun.pop() + 500_000_000
+    assert {row["body"] for row in inside} == {
+        k for k, d in enumerate(due.tolist()) if d >= 0 and 0 <= d - 500_000_000 < 2_000_000_000
+    }
+    assert ran.drive.opened_ns == opened
+    assert ran.reduction.gate("achieved_rate").passed is True
+    assert ran.plan.arrivals["scheduled"]["count"] == len(inside)
+
+
+def test_trap_coordinated_omission_a_frozen_server_is_in_every_due_request(run: Run) -> None:
+    """The server freezes for a second. Requests due meanwhile waited from their instant, and the metrics say so."""
+    with TruthServer(ttft_ms=5, tpot_ms=1, freeze_at_s=1.5, freeze_s=1.0) as server:
+        ran = run(
+            at.constant(50, duration_s=4, lead_s=0.5, tail_s=3),
+            workload=synthetic(input_tokens=8, output_tokens=4),
+            url=server.url,
+            warmup=warm_up(0),
+            timeouts=Timeouts(first_token_s=10, inter_token_s=10, total_s=20, drain_s=5),
+        )
+    assert ran.drive.status == "ok"
+    inside = ran.inside
+    assert len(inside) == 200  # none was left out because the server was slow
+    waits = np.array([row["ttft_due_ms"] for row in inside])
+    # of 50 requests a second due in that second, their waits go down evenly from 1,000 ms: a quarter of the window
+    assert (waits > 100).sum() == pytest.approx(45, abs=6)
+    assert waits.max() > 900
+    assert ran["ttft_due_p99_ms"] > 900  # type: ignore[operator]
+    assert ran["ttft_p99_ms"] > 900  # type: ignore[operator]
+
+
+def test_a_saturated_server_queues_and_the_load_stays_open(run: Run) -> None:
+    """50 requests a second against a server that does 20: a closed loop would slow down, this one must not."""
+    with TruthServer(ttft_ms=40, tpot_ms=5, max_concurrency=1) as server:
+        ran = run(
+            at.constant(50, duration_s=1, lead_s=0, tail_s=0.5),
+            workload=synthetic(input_tokens=4, output_tokens=2),
+            url=server.url,
+            warmup=warm_up(1),
+            timeouts=Timeouts(first_token_s=20, inter_token_s=20, total_s=20, drain_s=1),
+        )
+    assert ran.drive.status == "ok"
+    assert len(ran.inside) == 50
+    assert ran["achieved_rate_req_s"] == pytest.approx(50, rel=0.05)
+    assert ran["in_flight_requests"] > 10  # type: ignore[operator]
+    waits = [row["ttft_ms"] for row in sorted(ran.inside, key=lambda row: row["scheduled_ns"])]
+    assert waits[-1] > 5 * waits[0]
+
+
+def test_sessions_wait_for_the_answer_and_the_think_time(run: Run) -> None:
+    ran = run(
+        at.sessions(20, turns=3, think_s=0.05, duration_s=1.5, lead_s=0.3, tail_s=1),
+        workload=synthetic(input_tokens=6, output_tokens=3),
+    )
+    assert ran.drive.status == "ok"
+    by_session: dict[int, list[dict[str, int]]] = {}
+    for row in ran.rows:
+        if not row["warmup"]:
+            by_session.setdefault(row["session"], []).append(row)
+    think = ran.plan.column("think_ns")
+    whole = 0
+    for rows in by_session.values():
+        rows.sort(key=lambda row: row["scheduled_ns"])
+        assert [row["body"] for row in rows] == sorted(row["body"] for row in rows)
+        for before, after in itertools.pairwise(rows):
+            assert after["scheduled_ns"] == before["end_ns"] + think[after["body"]]
+            assert after["input_tokens"] == before["input_tokens"] + 3 + 6
+        whole += len(rows) == 3
+    assert whole >= 15
+
+
+def test_a_failed_turn_ends_its_session(run: Run) -> None:
+    ran = run(
+        at.sessions(20, turns=3, think_s=0.0, duration_s=1, lead_s=0.1, tail_s=0.5),
+        workload=synthetic(input_tokens=6, output_tokens=3),
+        model="truth:bad_request",
+        warmup=warm_up(0),
+    )
+    sessions = [row["session"] for row in ran.rows]
+    assert len(sessions) == len(set(sessions))
+
+
+def test_a_trace_is_replayed(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(
+        "".join(f'{{"at_s": {k / 40}, "input_tokens": {4 + k % 5}, "output_tokens": {1 + k % 3}}}\n' for k in range(60))
+    )
+    trace = at.trace(path, format="jsonl", speed=2)
+    ran = run(trace, workload=trace)
+    assert ran.drive.status == "ok"
+    assert ran.reduction.failures == {}
+    assert len(ran.inside) == 60
+    assert ran.reduction.gate("input_length").passed is True
+    assert ran.reduction.window["seconds"] == pytest.approx(59 / 80, abs=0.01)
+
+
+def test_a_burst_arrives_at_once(run: Run) -> None:
+    ran = run(at.burst(40, size=10, duration_s=1, lead_s=0, tail_s=0.2))
+    instants = [row["scheduled_ns"] for row in ran.inside]
+    assert sorted(instants.count(i) for i in set(instants)) == [10, 10, 10, 10]
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_one_schedule_over_several_processes(run: Run, processes: int) -> None:
+    ran = run(at.poisson(60, duration_s=1.5, lead_s=0.5, tail_s=1), processes=processes)
+    assert ran.drive.status == "ok"
+    assert len(ran.drive.workers) == processes
+    rows = [row for row in ran.rows if not row["warmup"]]
+    due = ran.plan.column("due_ns")
+    assert len({row["scheduled_ns"] - int(due[row["body"]]) for row in rows}) == 1
+    bodies = [row["body"] for row in rows]
+    assert len(bodies) == len(set(bodies))
+    assert {row["worker"] for row in rows} == set(range(processes))
+    inside = {row["body"] for row in ran.inside}
+    lead = 500_000_000
+    assert inside == {k for k, d in enumerate(due.tolist()) if d >= 0 and 0 <= d - lead < 1_500_000_000}
+
+
+@pytest.mark.parametrize("arrivals", [at.closed_loop(5, requests=40), at.closed_loop(5, duration_s=0.7)])
+def test_a_closed_loop_over_several_processes_keeps_its_concurrency(run: Run, arrivals: at.ClosedLoop) -> None:
+    ran = run(arrivals, processes=2, model="truth:ttft=80")
+    assert ran.drive.status == "ok", ran.drive.message
+    assert ran["in_flight_requests"] == pytest.approx(5, abs=0.5)
+    assert {row["worker"] for row in ran.inside} == {0, 1}
+    bodies = [row["body"] for row in ran.rows]
+    assert len(bodies) == len(set(bodies))
+    if arrivals.requests:
+        assert len(ran.inside) >= arrivals.requests
+
+
+def test_one_worker_that_dies_ends_the_others(run: Run, truth: TruthServer, tmp_path: Path) -> None:
+    import os
+    import signal
+    import threading
+    from typing import Any
+
+    from neuronbench.processes import spawn
+
+    started: list[Any] = []
+
+    def remembering(*args: Any, **options: Any) -> Any:
+        started.append(spawn(*args, **options))
+        if len(started) == 2:
+            threading.Timer(1.5, os.kill, (started[1].pid, signal.SIGKILL)).start()
+        return started[-1]
+
+    from load_helpers import VOCABULARY
+
+    from neuronbench.load.plan import make_plan
+    from neuronbench.load.run import drive, reduce_run
+
+    plan = make_plan(
+        tmp_path / "plan",
+        arrivals=at.closed_loop(4, duration_s=30),
+        workload=synthetic(input_tokens=4, output_tokens=4),
+        api="completions",
+        model="truth",
+        vocabulary=VOCABULARY,
+    )
+    result = drive(
+        plan, base_url=truth.url, out=tmp_path / "out", spawn=remembering, processes=2, deadline_s=30, timeouts=SHORT
+    )
+    assert result.status == "killed"
+    assert result.seconds < 15
+    assert reduce_run(plan, tmp_path / "out", drive=result).gate("window_complete").passed is False
