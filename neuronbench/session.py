@@ -104,9 +104,18 @@ class Session:
 
     @property
     def id(self) -> str:
-        """Name of the session's folder; the folder is made on first use."""
+        """Name of the session's folder; the folder is made on first use.
+
+        What a killed run left open becomes `interrupted` receipts then.
+        """
         if not self._id:
+            from neuronbench.receipts import recover
+
             self._id = self.store.begin_session(self.settings)
+            recover(
+                self.settings.receipts_dir,
+                on_error=lambda error: warnings.warn(f"cannot be recovered: {error}", PluginWarning, 2),
+            )
         return self._id
 
     @property
