@@ -92,14 +92,14 @@ def make_plan(
 def closed_loop_bodies(arrivals: ClosedLoop, output_tokens: int, body_bytes: int) -> tuple[int, str]:
     """How many distinct bodies a closed loop gets, and by which rule.
 
-    With a number of requests: that number, and four times the concurrency for ramp, hand-over and tail. With a
+    With a number of requests: that number, and eight times the concurrency for ramp, hand-over and tail. With a
     duration: as many as the fastest server imaginable could answer in it, up to a cap; a run that uses them up starts
     over with the first, and its record says how often.
     """
     slots = arrivals.concurrency
     if arrivals.duration_s is None:
         requests = arrivals.requests or DEFAULT_REQUESTS
-        return requests + 4 * slots, "requests + 4 × concurrency"
+        return requests + 8 * slots + 16, "requests + 8 × concurrency + 16"
     fastest = _FASTEST_REQUEST_S + output_tokens * _FASTEST_TOKEN_S
     wanted = math.ceil(1.5 * slots * (arrivals.duration_s + 10) / fastest)
     cap = max(min(_MAX_BODIES, _MAX_BLOB_BYTES // max(body_bytes, 1)), 4 * slots)

@@ -48,7 +48,7 @@ def test_every_body_says_what_was_asked(tmp_path: Path) -> None:
         assert body["stream"] is True
         assert body["stream_options"] == {"include_usage": True}
         assert (body["temperature"], body["model"], body["seed"]) == (0, "m", 7)
-    assert made.count == 10 + 4 * 3
+    assert made.count == 10 + 8 * 3 + 16
     assert made.warmup_count == 4
     assert set(made.column("input_tokens")) == {8}
     assert set(made.column("output_tokens")) == {6}
