@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from neuronbench import BackendInfo, Outcome, Point, Probe, ProviderInfo, Record, cli, config, hookimpl
-from neuronbench.commands.host import CommandError, Host
+from neuronbench.commands.host import CommandError, Host, ProgressLine
 from neuronbench.definitions import metric
 from neuronbench.doctor import Check, examine
 from neuronbench.model import Failure, FrozenMap, Gate
@@ -533,3 +533,11 @@ def test_ui_serves_until_ctrl_c(project: Project) -> None:
 def test_a_command_error_says_what_to_do() -> None:
     error = CommandError("it is so", remedy="do that")
     assert (str(error), error.status) == ("it is so\n  To do: do that", 1)
+
+
+def test_progress_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ProgressLine(heartbeat_s=3600.0)
+    for number in range(5):
+        line(f"step {number}")
+    line.done()
+    assert capsys.readouterr().err == "step 0\n"

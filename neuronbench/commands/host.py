@@ -6,6 +6,7 @@ import functools
 import json
 import shutil
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,19 +117,24 @@ def show(*tables: Table) -> None:
 
 
 class ProgressLine:
-    """Progress of a long step on standard error: one line that is rewritten on a terminal, each text once elsewhere."""
+    """Progress of a long step on standard error: one line that is rewritten on a terminal, a line now and then else."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, heartbeat_s: float = 10.0) -> None:
         self._terminal = sys.stderr.isatty()
-        self._last = ""
+        self._every_s = 0.1 if self._terminal else heartbeat_s
+        self._said: float | None = None
 
     def __call__(self, text: str) -> None:
+        now = time.monotonic()
+        if self._said is not None and now - self._said < self._every_s:
+            return
+        self._said = now
         if self._terminal:
             print(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
-        elif text != self._last:
+        else:
             print(text, file=sys.stderr, flush=True)
-        self._last = text
 
     def done(self) -> None:
-        if self._terminal and self._last:
+        """The step is over: the line goes, so that what comes next stands alone."""
+        if self._terminal and self._said is not None:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
