@@ -113,6 +113,15 @@ def test_names_say_what_may_not_be_quoted() -> None:
     assert mapping.run_name(synthetic.boot("s")) == "boot-endpoint-1a2b3c4d"
 
 
+def test_a_session_is_named_by_day_machine_and_commit() -> None:
+    record = synthetic.record("s")
+    assert mapping.session_name("20261129-010203-ab12", record) == "2026-11-29 cpu 3f2a91c ab12"
+    assert mapping.session_name("vllm import", record) == "vllm import"
+    facts = FrozenMap({"backend.instance_type": "inf2.48xlarge"})
+    record.environment = dataclasses.replace(record.environment, facts=facts)
+    assert mapping.session_name("20261129-010203-ab12", record) == "2026-11-29 inf2.48xlarge ab12"
+
+
 # -- notes ---------------------------------------------------------------------------------------------------
 
 

@@ -77,7 +77,8 @@ def test_a_point_becomes_a_child_run_with_the_numbers_of_its_receipt(
     (parent,) = mlflow.runs(nb_kind="session")
     assert tags["mlflow.parentRunId"] == parent.info.run_id
     assert parent.info.status == "FINISHED"
-    assert parent.info.run_name == session
+    assert parent.info.run_name == f"{session[:4]}-{session[4:6]}-{session[6:8]} cpu 3f2a91c {session[16:]}"
+    assert parent.info.start_time <= run.info.start_time
     assert (parent.data.metrics["session/ok"], parent.data.metrics["session/points"]) == (1, 1)
     assert "env.host.cpu_model" in parent.data.tags
     assert mlflow.artifacts(parent) == {"environment.json", "report.md"}

@@ -143,6 +143,17 @@ def run_name(record: Record) -> str:
     return name + (f" ({', '.join(found)})" if found else "")
 
 
+def session_name(session: str, record: Record) -> str:
+    """Name of a session's parent run: `2026-11-29 inf2.48xlarge 3f2a91c ab12`, day, machine, commit, end of its id."""
+    facts = record.environment.facts
+    day = re.fullmatch(r"(\d{4})(\d\d)(\d\d)-\d{6}-(\w+)", session)
+    if day is None:
+        return session
+    where = str(facts.get("backend.instance_type") or record.point.backend)
+    commit = str(facts.get("git.commit") or "")[:7]
+    return " ".join(part for part in (f"{day[1]}-{day[2]}-{day[3]}", where, commit, day[4]) if part)
+
+
 def environment_tags(facts: Mapping[str, Json]) -> dict[str, str]:
     """Flat `env.*` tags of the facts that people filter by; all of them are in `record.json`."""
     scalars = {key: value for key, value in facts.items() if isinstance(value, (str, int, float, bool))}

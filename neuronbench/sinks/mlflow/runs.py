@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,7 +54,7 @@ class Writer:
         found = find(client, experiment, "nb.receipt", record.receipt_id)
         if found is not None and found.info.status not in ("RUNNING", "SCHEDULED"):
             return found.info.run_id, True
-        parent = self.parent(client, record.session, record.point.lane)
+        parent = self.parent(client, record.session, record.point.lane, record)
         start_ms, end_ms = mapping.times(record)
         metrics, left_out = mapping.choose(record.metrics.values())
         if found is None:
@@ -104,29 +105,33 @@ class Writer:
 
     # -- the parent ---------------------------------------------------------------------------------------------------
 
-    def parent(self, client: MlflowClient, session: str, lane: str) -> str:
-        """Run id of a session in a lane's experiment, begun when missing."""
+    def parent(self, client: MlflowClient, session: str, lane: str, record: Record) -> str:
+        """Run id of a session in a lane's experiment; begun, when missing, with what `record` tells."""
         key = (session, lane)
         if key not in self._parents:
             experiment = self.gateway.experiment(client, lane)
             found = find(client, experiment, "nb.session.lane", f"{session} {lane}")
-            self._parents[key] = found.info.run_id if found else self._begin(client, experiment, session, lane)
+            self._parents[key] = found.info.run_id if found else self._begin(client, experiment, session, lane, record)
         return self._parents[key]
 
-    def _begin(self, client: MlflowClient, experiment: str, session: str, lane: str) -> str:
+    def _begin(self, client: MlflowClient, experiment: str, session: str, lane: str, record: Record) -> str:
         manifest = self.manifest(session)
-        tags = {
-            "nb.kind": "session",
-            "nb.session": session,
-            "nb.session.lane": f"{session} {lane}",
-            "nb.lane": lane,
-            "mlflow.source.type": "LOCAL",
-            "mlflow.source.name": "neuronbench",
-        }
+        start_ms, _ = mapping.times(record)
         if manifest is not None:
-            tags["mlflow.user"] = manifest.user
-        start_ms = mapping.millis(manifest.started_at) if manifest else None
-        run = client.create_run(experiment, start_time=start_ms, run_name=session, tags=tags)
+            start_ms = min(start_ms or sys.maxsize, mapping.millis(manifest.started_at))
+        run = client.create_run(
+            experiment,
+            start_time=start_ms,
+            run_name=mapping.session_name(session, record),
+            tags={
+                "nb.kind": "session",
+                "nb.session": session,
+                "nb.session.lane": f"{session} {lane}",
+                "nb.lane": lane,
+                **mapping.source_tags(record, manifest),
+                "mlflow.source.name": "neuronbench",
+            },
+        )
         run_id: str = run.info.run_id
         return run_id
 

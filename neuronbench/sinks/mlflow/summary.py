@@ -91,7 +91,7 @@ def _summarise(client: MlflowClient, writer: Writer, session: str, lane: str, gr
     manifest = writer.manifest(session)
     tags = {
         **mapping.tags(first, fingerprint=group[0].fingerprint, manifest=manifest, left_out=0),
-        "mlflow.parentRunId": writer.parent(client, session, lane),
+        "mlflow.parentRunId": writer.parent(client, session, lane, first),
         "mlflow.note.content": _note(first, group, used, manifest),
         "nb.kind": "summary",
         "nb.record": "summary",
@@ -160,7 +160,8 @@ def _close_parent(
     records = [receipt.record for receipt in receipts]
     if not any(mapping.has_run(record) for record in records):
         return
-    run_id = writer.parent(client, session, lane)
+    first = next((record for record in records if record.kind == "point" and mapping.has_run(record)), records[0])
+    run_id = writer.parent(client, session, lane, first)
     manifest = writer.store.manifest(session) if writer.manifest(session) else None
     points = [record for record in records if record.kind == "point" and mapping.has_run(record)]
     metrics = {
@@ -177,8 +178,8 @@ def _close_parent(
     facts: dict[str, Any] = {}
     for record in records:
         facts.setdefault(record.point.backend, record.environment.facts.to_json())
-    first = next((record for record in points if record.environment.facts), records[0])
     tags |= mapping.environment_tags(first.environment.facts) | mapping.source_tags(first, manifest)
+    tags["mlflow.source.name"] = "neuronbench"
     tags["nb.backend"] = ", ".join(sorted(facts))
     from mlflow.entities import Metric, RunTag
 
