@@ -35,7 +35,9 @@ type attention film
 """
 _WORDS: Final = tuple(_VOCABULARY.split())
 
-_ROUNDS: Final = 12
+_SMALL: Final = ("a", "I", "is", "of", "to", "in", "on", "it", "at", "we", "no", "so")
+_CLOSE: Final = 4
+_ROUNDS: Final = 60
 _THREADS: Final = 4
 _TIMEOUT_S: Final = 30.0
 
@@ -114,28 +116,31 @@ class Tokenizer:
             connection.close()
 
 
-def fit_text(count: Callable[[str], int], target: int, rng: random.Random, first: str, overhead: int) -> str:
-    """A text that begins with the word `first` and counts exactly `target` tokens; a fixed point over `count`.
+def fit_text(count: Callable[[str], int], target: int, rng: random.Random, firsts: Sequence[str], overhead: int) -> str:
+    """A text that begins with one of the words `firsts` and counts exactly `target` tokens; a fixed point over `count`.
 
     `overhead` is what the template alone costs. Raises `CannotFit` after a bounded number of rounds.
     """
-    words = [first, *rng.choices(_WORDS, k=max(target - overhead - 1, 0))]
+    words = [rng.choice(firsts), *rng.choices(_WORDS, k=max(target - overhead - 1, 0))]
     found = 0
     for _ in range(_ROUNDS):
         found = count(" ".join(words))
         gap = target - found
         if gap == 0:
             return " ".join(words)
-        if gap > 0:
-            words += rng.choices(_WORDS, k=gap)
-        elif len(words) + gap >= 1:
-            del words[gap:]
+        per_word = max((found - overhead) / len(words), 1.0)
+        many = max(int(abs(gap) / per_word), 1)
+        if abs(gap) <= _CLOSE and len(words) > 2 and rng.random() < 0.5:
+            # words merge with their neighbours or split: another one in some place moves the count by a token or two
+            words[rng.randrange(1, len(words))] = rng.choice(_SMALL if gap < 0 else _WORDS)
+        elif gap > 0:
+            words += rng.choices(_SMALL if gap <= _CLOSE else _WORDS, k=many)
+        elif len(words) > many:
+            del words[-many:]
+        elif len(words) > 1:
+            del words[1:]
         else:
-            break
-        if abs(gap) <= 2:  # close: a word that merges or splits may be in the way, so draw the end anew
-            fresh = min(8, len(words) - 1)
-            if fresh > 0:
-                words[-fresh:] = rng.choices(_WORDS, k=fresh)
+            words[0] = rng.choice(firsts)
     raise CannotFit(
         f"no chat prompt of {target} tokens found in {_ROUNDS} rounds (last: {found}; the template takes {overhead}); "
         f"ask for {'more' if target <= overhead else 'another number of'} input tokens or use the completions API"
@@ -171,7 +176,7 @@ class ChatFitter:
         def one(index: int) -> str:
             rng = random.Random(f"{self._seed}:{index}")
             firsts = _WORDS[:reserved] if index < warmup else _WORDS[reserved:]
-            return fit_text(count_tokens, lengths[index], rng, rng.choice(firsts), overhead)
+            return fit_text(count_tokens, lengths[index], rng, firsts, overhead)
 
         with ThreadPoolExecutor(_THREADS) as pool:
             return list(pool.map(one, range(len(lengths))))
