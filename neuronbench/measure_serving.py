@@ -18,6 +18,7 @@ from neuronbench.protocols import Endpoint, SamplerSpec
 from neuronbench.telemetry.request import TelemetryRequest
 
 if TYPE_CHECKING:
+    from neuronbench.config import Settings
     from neuronbench.load.run import Drive
     from neuronbench.session import OpenRecord, Session
     from neuronbench.telemetry.recorder import Telemetry
@@ -82,7 +83,7 @@ def serve(
     finally:
         sampled = telemetry.result = recorder.stop()
     reduction = reduce_run(plan, scratch / "out", table=opened.folder / "requests.parquet", slo=slo, drive=driven)
-    _record(opened, reduction, sampled)
+    _record(opened, reduction, sampled, settings)
     record.gate(_token_conservation(opened.folder / "requests.parquet", sampled))
     _discard(scratch)
     failure = _failure(session, endpoint, driven)
@@ -127,7 +128,8 @@ def default_samplers(endpoint: Endpoint) -> list[SamplerSpec]:
     return samplers
 
 
-def _record(opened: OpenRecord, reduction: Any, sampled: Telemetry) -> None:
+def _record(opened: OpenRecord, reduction: Any, sampled: Telemetry, settings: Settings) -> None:
+    from neuronbench.calibration import client_error
     from neuronbench.telemetry.summary import server_metrics, serving_counters, telemetry_gate
 
     record = opened.record
@@ -144,6 +146,8 @@ def _record(opened: OpenRecord, reduction: Any, sampled: Telemetry) -> None:
     if start_ns is not None and end_ns is not None:
         record.add(*server_metrics(sampled, start_ns, end_ns), *serving_counters(sampled, start_ns, end_ns))
         record.gate(telemetry_gate(sampled, start_ns, end_ns))
+    record.workload["client_error"], gate = client_error(settings, record.metrics)
+    record.gate(gate)
 
 
 def _token_conservation(table: Path, sampled: Telemetry) -> Gate:
