@@ -136,3 +136,63 @@ def quantile(
     elif high is not None and high > len(values) and value is not None:
         notes.append(f"upper bound falls on one of {infinite} failures")
     return Quantile(value, at(low), at(high), n, "; ".join(notes))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# limits on a percentile: how many observations settle them
+
+SLO_CONFIDENCE: Final = 0.99
+
+
+def under_needed(over: int, p: float, confidence: float = SLO_CONFIDENCE) -> int:
+    """Fewest observations within a limit which, with `over` beyond it, show that the `p` quantile is within it.
+
+    The rule of MLPerf's early stopping without tolerance: the smallest h with I_p(h, over + 1) ≤ 1 − confidence, which
+    is the chance to see so few beyond the limit if the share within it were only p (mlcommons/inference, LoadGen).
+    459 for p99 and none beyond, 661 for one.
+    """
+    from scipy.special import betainc
+
+    tail = 1 - _exact(confidence)
+    high = 64
+    while betainc(high, over + 1, _exact(p)) > tail:
+        high *= 2
+    return _first(1, high + 1, lambda h: betainc(h, over + 1, p) <= tail)
+
+
+def early_stopping_estimate(
+    values: npt.NDArray[Any], p: float, infinite: int = 0, *, confidence: float = SLO_CONFIDENCE
+) -> Quantile:
+    """MLPerf's estimate of a percentile: the smallest value of which these observations show that the `p` quantile is
+    within it, at `confidence`. `values` are sorted, `infinite` further ones are at +∞."""
+    n = len(values) + infinite
+    over = _first(0, n + 1, lambda t: under_needed(t, p, confidence) + t > n) - 1
+    name = f"p{100 * p:g}"
+    if over < 1:
+        needs = under_needed(1, p, confidence) + 1
+        return Quantile(None, None, None, n, f"{name} needs {needs} observations for an estimate, found {n}")
+    k = n - over  # rank of the largest that is not among the `over` beyond
+    if k > len(values):
+        return Quantile(None, None, None, n, f"unbounded: falls on one of {infinite} failures")
+    return Quantile(float(values[k - 1]), None, None, n, f"{over} of {n} beyond")
+
+
+class SloTest(NamedTuple):
+    """What counts of observations within and beyond a limit say about it."""
+
+    verdict: str
+    """`met`, `missed` or `undecided`."""
+    more: int
+    """Undecided: how many more within the limit, and none beyond, would show that it is met."""
+
+
+def slo_test(within: int, beyond: int, p: float, confidence: float = SLO_CONFIDENCE) -> SloTest:
+    """Whether the share within a limit is at least `p`, by a one-sided exact test either way."""
+    from scipy.special import bdtr
+
+    needs = under_needed(beyond, p, confidence)
+    if within >= needs:
+        return SloTest("met", 0)
+    if beyond and bdtr(within, within + beyond, p) <= 1 - confidence:
+        return SloTest("missed", 0)
+    return SloTest("undecided", needs - within)

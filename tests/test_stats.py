@@ -115,3 +115,50 @@ def test_failures_push_the_rank_upwards_until_it_is_unbounded() -> None:
 def test_a_share_outside_zero_to_one_is_refused(p: float) -> None:
     with pytest.raises(ValueError, match="share between 0 and 1"):
         stats.rank(10, p)
+
+
+# Published sizes at which MLPerf's rule can state a percentile with one observation beyond it.
+@pytest.mark.parametrize(("p", "n"), [(0.9, 64), (0.95, 130), (0.97, 219), (0.99, 662), (0.999, 6636)])
+def test_early_stopping_sizes(p: float, n: int) -> None:
+    assert stats.under_needed(1, p) + 1 == n
+
+
+@given(st.integers(0, 30), st.sampled_from([0.5, 0.9, 0.99]), st.sampled_from([0.9, 0.99]))
+def test_under_needed_against_the_binomial_tail(over: int, p: float, confidence: float) -> None:
+    h = stats.under_needed(over, p, confidence)
+    # so few beyond the limit, were the share within it p
+    assert scipy_stats.binom.cdf(over, h + over, 1 - p) <= 1 - confidence + 1e-9
+    assert h == 1 or scipy_stats.binom.cdf(over, h - 1 + over, 1 - p) > 1 - confidence - 1e-9
+
+
+def test_the_estimate_is_a_confident_upper_bound() -> None:
+    rng = np.random.default_rng(3)
+    true = -math.log(0.1)
+    below = 0
+    for _ in range(600):
+        found = stats.early_stopping_estimate(np.sort(rng.exponential(size=300)), 0.9)
+        assert found.value is not None
+        below += found.value < true
+    assert below <= 600 * 0.01 + 8
+
+
+def test_the_estimate_needs_enough_and_counts_failures() -> None:
+    assert "p99 needs 662 observations" in stats.early_stopping_estimate(np.arange(661.0), 0.99).note
+    assert stats.early_stopping_estimate(np.arange(662.0), 0.99).value == 660.0
+    found = stats.early_stopping_estimate(np.arange(600.0), 0.99, 62)
+    assert found.value is None
+    assert "failures" in found.note
+
+
+def test_a_limit_is_met_missed_or_undecided() -> None:
+    assert stats.slo_test(661, 1, 0.99) == ("met", 0)
+    assert stats.slo_test(600, 1, 0.99) == ("undecided", 61)
+    assert stats.slo_test(600, 60, 0.99).verdict == "missed"
+    assert stats.slo_test(0, 0, 0.99).verdict == "undecided"
+
+
+def test_a_limit_test_is_rarely_wrong_either_way() -> None:
+    rng = np.random.default_rng(5)
+    for share, wrong in ((0.985, "met"), (0.995, "missed")):
+        verdicts = [stats.slo_test(int(k), 2000 - int(k), 0.99).verdict for k in rng.binomial(2000, share, 2000)]
+        assert verdicts.count(wrong) <= 2000 * 0.01

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from neuronbench.load.apis import APIS
 from neuronbench.load.outcomes import Kind, failure_name
+from neuronbench.load.steady import CHANGE_LIMIT, judge
 from neuronbench.model import Gate, Json
 
 if TYPE_CHECKING:
     from neuronbench.load.plan import Plan
     from neuronbench.load.pool import Pool
+    from neuronbench.load.reduce import Reduction
     from neuronbench.load.run import Drive
     from neuronbench.load.tally import Tally
     from neuronbench.load.window import Edges
@@ -26,6 +29,7 @@ LENGTH_LIMIT: Final = 0.01
 IN_FLIGHT_LIMIT: Final = 0.05
 RATE_LIMIT: Final = 0.01
 SAMPLES_FOR_P99: Final = 100
+CONSERVATION_LIMIT: Final = 0.005
 
 
 def _at_most(
@@ -83,6 +87,22 @@ def client_gates(
         ),
     ]
     gates += _load_gates(plan, tally, closed_loop)
+    gates.append(_steady_gate(plan, tally))
+    arrivals = _arrivals_gate(plan)
+    if arrivals is not None:
+        gates.append(arrivals)
+    kept = tally.last_scheduled >= tally.last_followed
+    gates.append(
+        Gate(
+            id="load_kept_up",
+            passed=kept,
+            observed=max(tally.last_followed - tally.last_scheduled, 0) / 1e9,
+            limit=0,
+            unit="s",
+            severity="info",
+            message="" if kept else "the last requests of the window ended after the load had stopped coming",
+        )
+    )
     gates += _length_gates(plan, tally)
     scheduled = tally.scheduled
     failed = sum(tally.failures.values())
@@ -138,6 +158,67 @@ def client_gates(
         ),
     ]
     return gates
+
+
+def _steady_gate(plan: Plan, tally: Tally) -> Gate:
+    """Throughput and requests in flight, neither growing nor falling."""
+    profile = plan.arrivals.get("profile") or []
+    rates = {rate for segment in profile for rate in (segment["start"], segment["end"])}
+    if len(rates) > 1 or "format" in plan.arrivals:
+        return Gate(
+            id="steady_state", passed=None, message="the load itself changes over the window, as it was told to"
+        )
+    looks = [judge(tally.series.tokens, "throughput"), judge(tally.series.in_flight, "requests in flight")]
+    if plan.arrivals["kind"] == "closed":
+        looks = looks[:1]  # the number in flight is held by the loop itself
+    if not APIS[plan.api].generates:
+        looks = looks[1:]
+    found = {look.steady for look in looks}
+    passed = False if False in found else True if True in found else None
+    telling = [look.why for look in looks if look.steady is passed] or ["nothing to look at"]
+    worst = max((abs(look.change) for look in looks), default=None)
+    return Gate(
+        id="steady_state",
+        passed=passed,
+        observed=worst if worst is not None and worst < 1e9 else None,
+        limit=CHANGE_LIMIT,
+        unit="share",
+        message="; ".join(telling) + ("" if passed is not False else ": no steady state found"),
+    )
+
+
+def _arrivals_gate(plan: Plan) -> Gate | None:
+    scheduled = plan.arrivals.get("scheduled")
+    if not scheduled or "passed" not in scheduled:
+        return None
+    return Gate(
+        id="arrivals",
+        passed=scheduled["passed"],
+        observed=scheduled.get("dispersion", scheduled.get("gap_cv")),
+        limit=scheduled.get("dispersion_interval"),
+        severity="provisional",
+        message=scheduled.get("why", "dispersion and lag-1 correlation of the scheduled instants against their law"),
+    )
+
+
+def token_conservation(reduction: Reduction, *, prompt_tokens: float | None, generation_tokens: float | None) -> Gate:
+    """The client's tokens of the whole run against what the server's counters grew by meanwhile.
+
+    The counters have to be read before the driver starts and after it has ended, with nobody else using the server.
+    """
+    totals = reduction.window["totals"]
+    pairs = [
+        (totals[name], counted)
+        for name, counted in (("prompt_tokens", prompt_tokens), ("generation_tokens", generation_tokens))
+        if counted is not None
+    ]
+    uncounted = totals["uncounted_requests"]
+    if not pairs or uncounted:
+        reason = f"{uncounted} requests without usage" if pairs else "the server's counters are not known"
+        return Gate(id="token_conservation", passed=None, limit=CONSERVATION_LIMIT, unit="share", message=reason)
+    worst = max(abs(mine - theirs) / max(theirs, 1.0) for mine, theirs in pairs)
+    words = ", ".join(f"{mine:g} here, {theirs:g} by the server" for mine, theirs in pairs)
+    return _at_most("token_conservation", worst, CONSERVATION_LIMIT, "share", words)
 
 
 def _load_gates(plan: Plan, tally: Tally, closed_loop: bool) -> list[Gate]:

@@ -36,6 +36,8 @@ class Reduction:
     """Edges, length, how many requests it holds, how the run went."""
     table: Path
     """`requests.parquet`."""
+    slo: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Requests of the window within and beyond each limit; a failure is beyond all of them."""
     examples: list[dict[str, Json]] = field(default_factory=list)
     """A few failures of each class in the server's own words."""
 
@@ -92,7 +94,8 @@ def reduce(plan: Plan, out: Path, *, drive: Drive | None, table: Path, slo: Mapp
         metrics=_metrics(plan, tally, edges, lags),
         gates=gates,
         failures=dict(tally.failures) if tally else {},
-        window=_window(edges, drive, counts),
+        window=_window(edges, drive, counts, tally),
+        slo={name: (tally.within[name], tally.scheduled - tally.within[name]) for name in slo} if tally else {},
         table=table,
         examples=edges.failures,
     )
@@ -110,7 +113,7 @@ def _metrics(plan: Plan, tally: Tally | None, edges: Edges, lags: Pool) -> list[
     return found
 
 
-def _window(edges: Edges, drive: Drive | None, counts: Mapping[str, int]) -> dict[str, Json]:
+def _window(edges: Edges, drive: Drive | None, counts: Mapping[str, int], tally: Tally | None) -> dict[str, Json]:
     opened, closed = edges.opened, edges.end
     utc = None
     if edges.opened_utc_ns is not None:
@@ -124,6 +127,12 @@ def _window(edges: Edges, drive: Drive | None, counts: Mapping[str, int]) -> dic
         "partial": edges.opened is None or edges.closed is None or (drive is not None and drive.status != "ok"),
         **counts,
     }
+    if tally is not None:
+        window["totals"] = {
+            "prompt_tokens": tally.prompted,
+            "generation_tokens": tally.generated,
+            "uncounted_requests": tally.uncounted,
+        }
     if drive is not None:
         window |= {
             "status": drive.status,

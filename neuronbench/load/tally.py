@@ -14,6 +14,7 @@ from neuronbench.load.derive import Derived, owners
 from neuronbench.load.outcomes import Kind, failure_name
 from neuronbench.load.pool import Pool, max_metric, mean_metric, percentile_metric
 from neuronbench.load.records import Batch
+from neuronbench.load.series import BinnedSeries
 from neuronbench.model import Metric
 
 LATENCIES: Final = ("ttft", "ttft_due", "ttfat", "tpot", "e2e", "e2e_due", "max_stall")
@@ -34,6 +35,12 @@ class Tally:
         self.pools = {name: Pool() for name in (*LATENCIES, "icl", "send_lag", "tokens_per_chunk", "input", "output")}
         self.failures: Counter[str] = Counter()
         self.scheduled = self.ok = self.good = 0
+        self.within: Counter[str] = Counter()
+        """Requests of the window within each limit; all others are beyond it."""
+        self.series = BinnedSeries(opened, closed)
+        self.generated = self.prompted = self.uncounted = 0
+        """Tokens of the whole run by the server's usage, warm-up included, and requests it gave none for."""
+        self.last_scheduled = self.last_followed = 0
         self.warmups = self.warmups_failed = 0
         self.tokens_inside = 0.0
         self.tokens_unknown = 0
@@ -78,6 +85,7 @@ class Tally:
         self._lengths(rows, whole)
         self._order(rows, whole)
         self._events(batch, d)
+        self._totals(rows, inside)
         if self.slo:
             self.good += int(self.meets(rows, d, whole).sum())
 
@@ -115,20 +123,32 @@ class Tally:
         emitted = (batch.times >= self.opened) & (batch.times < self.closed) & load[owner]
         counted = emitted & d.weight_known[owner]
         self.tokens_inside += float(d.weights[counted].sum())
+        self.series.add_tokens(batch.times[counted], d.weights[counted])
+        self.series.add_intervals(rows["w"][sent], end[sent])
         unknown = np.unique(owner[emitted & ~counted])
         uncounted_ok = d.ok[unknown] & (rows["kind"][unknown] == int(Kind.OK))
         self.tokens_unknown += int(uncounted_ok.sum())
         self.failed_chunks += int((emitted & ~counted).sum()) if not uncounted_ok.any() else 0
 
+    def _totals(self, rows: Any, inside: Any) -> None:
+        counted = rows["n_in"] >= 0
+        sent = rows["w"] != 0
+        self.generated += int(rows["n_out"][rows["n_out"] >= 0].sum(dtype=np.int64))
+        self.prompted += int(rows["n_in"][counted].sum(dtype=np.int64))
+        self.uncounted += int((sent & ~counted & (rows["status"] != 0)).sum())
+        self.last_scheduled = max(self.last_scheduled, int(rows["s"].max(initial=0)))
+        self.last_followed = max(self.last_followed, int(rows["e"][inside].max(initial=0)))
+
     def meets(self, rows: Any, d: Derived, whole: Any) -> Any:
         """Which requests met every limit. An undefined TPOT meets none, unless one token was asked for."""
-        good = whole.copy()
+        good = d.in_window & whole
         one = self.asked["output_tokens"][rows["body"]] == 1
         for name, limit in self.slo.items():
             values = getattr(d, name)
             met = values <= limit  # NaN compares false
             if name in ("tpot", "max_stall"):
                 met |= one & np.isnan(values)
+            self.within[name] += int((d.in_window & whole & met).sum())
             good &= met
         return good
 
