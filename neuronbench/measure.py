@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from neuronbench.definitions import DEFINITIONS
-from neuronbench.model import Better, Failure, Gate, Metric, closest
+from neuronbench.model import Better, Gate, Metric, closest
+from neuronbench.protocols import DeadlineExceeded as DeadlineExceeded
 from neuronbench.protocols import Endpoint, Resource
+from neuronbench.protocols import PointFailure as PointFailure
 from neuronbench.telemetry.request import TelemetryRequest
 
 if TYPE_CHECKING:
@@ -24,19 +26,6 @@ if TYPE_CHECKING:
 
 class SloMiss(AssertionError):
     """A limit was missed; the numbers are recorded all the same."""
-
-
-class PointFailure(Exception):
-    """The point has no result, and why."""
-
-    def __init__(self, failure: Failure) -> None:
-        text = failure.causal_line or failure.message
-        super().__init__(f"{failure.kind}: {text}" + (f"\nremedy: {failure.remedy}" if failure.remedy else ""))
-        self.failure = failure
-
-
-class DeadlineExceeded(PointFailure):
-    """Something took longer than it may."""
 
 
 @dataclass(kw_only=True)

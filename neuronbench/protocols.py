@@ -162,6 +162,19 @@ class BootError(Exception):
         self.facts = dict(facts or {})
 
 
+class PointFailure(Exception):
+    """A point has no result, and why."""
+
+    def __init__(self, failure: Failure) -> None:
+        text = failure.causal_line or failure.message
+        super().__init__(f"{failure.kind}: {text}" + (f"\nremedy: {failure.remedy}" if failure.remedy else ""))
+        self.failure = failure
+
+
+class DeadlineExceeded(PointFailure):
+    """Something took longer than it may."""
+
+
 @runtime_checkable
 class Resource(Protocol):
     """A live, leased thing."""
@@ -197,6 +210,70 @@ class Endpoint(Resource, Protocol):
     """Token ids that synthetic prompts may use; None when unknown."""
     metrics_url: str | None
     api_key: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpec:
+    """One input of a compiled model, and what values make sense for it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str = "normal"
+    """`token_ids` (whole numbers from `low` to below `high`), `attention_mask` (1 where there is input, 0 for padding),
+    `zeros`, or `normal` (drawn from the standard normal distribution)."""
+    low: int = 0
+    high: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """What no call can be faster than. A number beyond it is not a result but a sign that nothing was computed."""
+
+    launch_us: float = 0.0
+    """What starting any computation on the device takes at least."""
+    flops_per_call: float = 0.0
+    """Floating-point operations that a call cannot do without, by count of its matrix multiplications."""
+    peak_flops: float = 0.0
+    """Operations per second of the cores one model copy has, generously; 0 when unknown."""
+    source: str = ""
+    """Where the peak is from."""
+
+    @property
+    def seconds(self) -> float:
+        """The least time of a call."""
+        computing = self.flops_per_call / self.peak_flops if self.peak_flops else 0.0
+        return max(self.launch_us / 1e6, computing)
+
+
+@runtime_checkable
+class CompiledModel(Resource, Protocol):
+    """A model compiled ahead of time for fixed shapes and loaded on the device."""
+
+    batch_size: int
+    """Items per call."""
+    inputs: Sequence[InputSpec]
+    floor: Floor
+    max_workers: int
+    """Copies of the model that fit beside each other, one per core (or group of cores)."""
+
+    def batch(self, seed: int = 0, lengths: Sequence[int] | None = None) -> Mapping[str, Any]:
+        """Seeded inputs as numpy arrays by name, the same on every backend; `lengths` leaves the rest as padding."""
+
+    def call(self, batch: Mapping[str, Any] | None = None) -> Any:
+        """One call; its duration and, when asked for, its outputs. None calls again with the last batch."""
+
+    def latency(self, *, calls: int, warmup: int = 10) -> Any:
+        """Calls one after the other on one copy: the duration of each."""
+
+    def throughput(self, *, seconds: float, workers: int | None = None, warmup: int = 3) -> Any:
+        """Copies calling at the same time, without pauses: the instants at which their calls ended."""
+
+    def outputs(self, inputs: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """The compiled model's answers as numpy arrays by name."""
+
+    def reference(self, inputs: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """The answers of the uncompiled model in fp32 on the host, same inputs, same names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,10 +342,15 @@ __all__ = [
     "BackendInfo",
     "BootContext",
     "BootError",
+    "CompiledModel",
+    "DeadlineExceeded",
     "Delivery",
     "Endpoint",
     "Failure",
+    "Floor",
+    "InputSpec",
     "LaneInfo",
+    "PointFailure",
     "Probe",
     "Progress",
     "Provider",
