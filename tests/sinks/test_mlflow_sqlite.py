@@ -409,7 +409,7 @@ def test_a_lost_database_is_made_again_from_the_receipts(
 
 def test_push_to_another_store_and_back(
     sink: MlflowSink, store: ReceiptStore, session: str, settings: Settings, prepared_db: Path, tmp_path: Path,
-    reader: Callable[..., Reader],
+    monkeypatch: pytest.MonkeyPatch, reader: Callable[..., Reader],
 ) -> None:  # fmt: skip
     sink.write(synthetic.put(store, synthetic.record(session), table=synthetic.requests(20)))
     store.end_session(session, 0)
@@ -418,11 +418,13 @@ def test_push_to_another_store_and_back(
     with sqlite3.connect(tmp_path / "team.db") as database:
         database.execute("PRAGMA user_version = 4711")
     uri = f"sqlite:///{tmp_path / 'team.db'}"
-    os.makedirs(tmp_path / "cwd")
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
     said: list[str] = []
     result = push(settings, to=uri, session=session, progress=said.append)
     assert len(result.delivered) == 1, result
     assert said == [f"1/1 {session}/serving-closed_loop-c8--r1: delivered"]
+    assert list((tmp_path / "cwd").iterdir()) == []
     assert push(settings, to=uri).delivered == ()
     back = push(settings)
     assert (back.delivered, len(back.already)) == ((), 1)

@@ -76,6 +76,11 @@ class Gateway:
         return Path(self.uri[len(prefix) :].partition("?")[0]) if self.uri.startswith(prefix) else None
 
     @property
+    def served(self) -> bool:
+        """Whether a server stands between us and the store: then it decides where artifacts go."""
+        return not self.uri.startswith(("sqlite:", "postgresql", "mysql", "mssql"))
+
+    @property
     def own_store(self) -> bool:
         """Whether it is the store beside the receipts, whose artifacts are beside it too."""
         return self.sqlite == self.settings.database
@@ -210,7 +215,7 @@ class Gateway:
         name = f"neuronbench/{lane}"
         found = client.get_experiment_by_name(name)
         if found is None:
-            location = artifacts_of(self.settings, lane) if self.own_store else None
+            location = None if self.served else artifacts_of(self.settings, lane)  # its default is ./mlruns
             try:
                 found = client.get_experiment(client.create_experiment(name, artifact_location=location))
             except Exception:
