@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 SO_TIMESTAMPNS: Final = 35
 """Option and control message type on Linux; the `socket` module does not name it."""
 _ANCILLARY: Final = socket.CMSG_SPACE(16)
-_STAMP: Final = struct.Struct("qq")
-_READ_BYTES: Final = 256 << 10
+_unpack: Final = struct.Struct("qq").unpack
+_now: Final = time.monotonic_ns
+READ_BYTES: Final = 256 << 10
+_LAG_KEPT_NS: Final = 2_000_000_000
 _PLAUSIBLE_LAG_NS: Final = 60_000_000_000
 _RACE_NS: Final = 250_000_000
 """A reused connection that ends this soon after a request, with no byte of an answer, had been closed before it."""
@@ -41,7 +43,7 @@ class Connection:
 
     __slots__ = (
         "_bio_in", "_bio_out", "_close_delimited", "_complete", "_framed", "_keep", "_lag", "_now", "_out", "_parser",
-        "_stamped", "_tls", "_view", "connect_due", "engine", "fd", "opened", "served", "sock", "state", "stream",
+        "_receive", "_stamped", "_tls", "connect_due", "engine", "fd", "opened", "served", "sock", "state", "stream",
         "writing",
     )  # fmt: skip
 
@@ -54,7 +56,7 @@ class Connection:
         self.connect_due = self.opened + engine.connect_ns
         self.served = 0
         self.writing = True
-        self._view = engine.read_view
+        self._receive = sock.recvmsg_into
         self._out: list[memoryview] = []
         self._now = self._lag = 0
         self._stamped = False
@@ -88,7 +90,7 @@ class Connection:
         if writable and self._out:
             self._flush()
         if readable and self.state != CLOSED:
-            self._read()
+            self.read()
 
     def _connected(self) -> None:
         self.state = BUSY if self.stream is not None else IDLE
@@ -178,43 +180,42 @@ class Connection:
 
     # -------------------------------------------------------------------------------------------------------- reading
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Take in what has arrived. The hot path: once per token of a stream."""
         engine = self.engine
-        view = self._view
-        while True:
+        more = True
+        while more:
             try:
-                size, ancillary, _, _ = self.sock.recvmsg_into((view,), _ANCILLARY)
+                size, ancillary, _, _ = self._receive(engine.read_views, _ANCILLARY)
             except BlockingIOError:
                 return
             except OSError as error:
                 self._broken(error)
                 return
-            now = time.monotonic_ns()
+            now = _now()
             if size == 0:
                 self._eof(now)
                 return
             lag = -1
-            if ancillary:
-                level, kind, data = ancillary[0]
-                if kind == SO_TIMESTAMPNS and level == socket.SOL_SOCKET:
-                    seconds, nanoseconds = _STAMP.unpack(data)
-                    lag = now - (seconds * 1_000_000_000 + nanoseconds - engine.offset_ns)
-                    if not -20_000 <= lag <= _PLAUSIBLE_LAG_NS:
-                        engine.odd_stamps += 1
-                        lag = -1
-                    elif lag < 0:
-                        lag = 0  # the two clocks are read some tens of nanoseconds apart
+            if ancillary and ancillary[0][1] == SO_TIMESTAMPNS:
+                seconds, nanoseconds = _unpack(ancillary[0][2])
+                lag = now - (seconds * 1_000_000_000 + nanoseconds - engine.offset_ns)
+                if -20_000 <= lag < 0:
+                    lag = 0  # the two clocks are read some tens of nanoseconds apart
+                elif not 0 <= lag <= _PLAUSIBLE_LAG_NS:
+                    engine.odd_stamps += 1
+                    lag = -1
             if lag >= 0:
-                engine.lag(lag)
+                engine.lags.append(lag if lag < _LAG_KEPT_NS else _LAG_KEPT_NS)
                 self._now, self._lag, self._stamped = now - lag, lag, True
             else:
                 self._now, self._lag, self._stamped = now, 0, False
-            if self._tls is not None:
-                self._read_tls(view[:size])
+            data = engine.read_view[:size]
+            if self._tls is None:
+                self._parse(data)
             else:
-                self._parse(view[:size])
-            if size < len(view) or self.state == CLOSED:
-                return
+                self._read_tls(data)
+            more = size == READ_BYTES and self.state != CLOSED
 
     def _parse(self, data: memoryview | bytes) -> None:
         stream = self.stream
@@ -353,7 +354,7 @@ class Connection:
             return
         while self.state not in (CLOSED, HANDSHAKE):
             try:
-                plain = self._tls.read(_READ_BYTES)
+                plain = self._tls.read(READ_BYTES)
             except ssl.SSLWantReadError:
                 break
             except ssl.SSLError as error:

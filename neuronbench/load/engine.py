@@ -18,7 +18,16 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from neuronbench.load import clock
-from neuronbench.load.connection import CLOSED, CONNECTING, HANDSHAKE, IDLE, SO_TIMESTAMPNS, Connection
+from neuronbench.load.connection import (
+    BUSY,
+    CLOSED,
+    CONNECTING,
+    HANDSHAKE,
+    IDLE,
+    READ_BYTES,
+    SO_TIMESTAMPNS,
+    Connection,
+)
 from neuronbench.load.outcomes import Kind
 from neuronbench.load.stream import Stream
 
@@ -83,7 +92,8 @@ class Engine:
         self._head, self._bodies, self._on_end = head, bodies, ended
         self._stamps = stamps
         self.max_connections = max_connections
-        self.read_view = memoryview(bytearray(256 << 10))
+        self.read_view = memoryview(bytearray(READ_BYTES))
+        self.read_views = (self.read_view,)
         self.offset_ns = clock.realtime_offset_ns()
         self.lags = array("i")
         self.odd_stamps = 0
@@ -213,9 +223,6 @@ class Engine:
     def watch(self, connection: Connection) -> None:
         self._epoll.modify(connection.fd, _IN | _OUT if connection.writing else _IN)
 
-    def lag(self, lag_ns: int) -> None:
-        self.lags.append(lag_ns if lag_ns < 2_000_000_000 else 2_000_000_000)
-
     # ----------------------------------------------------------------------------------------------------------- loop
 
     def call(self, due_ns: int, function: Callable[..., None], *args: Any) -> None:
@@ -252,6 +259,7 @@ class Engine:
         connections = self._connections
         timer_fd = self._timer.fd
         attached = self._attached
+        now_ns = time.monotonic_ns
         for fd, mask in self._epoll.poll(timeout, 1024):
             if fd == timer_fd:
                 self._timer.clear()
@@ -261,9 +269,12 @@ class Engine:
                 if fd in attached:
                     attached[fd]()
                 continue
-            broken = mask & _BROKEN
-            connection.ready(bool(mask & _IN or broken), bool(mask & _OUT or broken))
-            if timers and timers[0][0] <= time.monotonic_ns():
+            if mask == _IN and connection.state == BUSY:
+                connection.read()
+            else:
+                broken = mask & _BROKEN
+                connection.ready(bool(mask & _IN or broken), bool(mask & _OUT or broken))
+            if timers and timers[0][0] <= now_ns():
                 self._due()
         self._due()
 
