@@ -27,6 +27,14 @@ def register_lanes(register: Callable[[LaneInfo], None]) -> None:
             needs=("endpoint",),
         )
     )
+    register(
+        LaneInfo(
+            name="encoder",
+            title="A compiled encoder called in a loop",
+            headline=("latency_p50_ms", "latency_p99_ms", "throughput_items_s", "max_abs_err"),
+            needs=("compiled_model",),
+        )
+    )
 
 
 @hookimpl

@@ -375,3 +375,14 @@ def _from_exit(exit_status: int | None) -> tuple[str, str, str]:
         return "permission_denied", "the command is not executable", "Check the file's permissions."
     known = _SIGNALS.get(_signal_name(exit_status))
     return known or (UNCLASSIFIED, "", "Read the log.")
+
+
+def oom_kills() -> int | None:
+    """How many processes the kernel has ended for lack of memory since boot; None where it does not say."""
+    try:
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return None

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from neuronbench.definitions import DEFINITIONS
 from neuronbench.model import Better, Gate, Metric, closest
+from neuronbench.protocols import CompiledModel, Endpoint, Resource
 from neuronbench.protocols import DeadlineExceeded as DeadlineExceeded
-from neuronbench.protocols import Endpoint, Resource
 from neuronbench.protocols import PointFailure as PointFailure
 from neuronbench.telemetry.request import TelemetryRequest
 
 if TYPE_CHECKING:
     from neuronbench.load.reduce import Reduction
+    from neuronbench.measure_device import Timed
     from neuronbench.session import OpenRecord, Session
 
 
@@ -159,6 +160,31 @@ class Measure:
             api=api or self.point.get("api") or "completions",
             slo={**self._slo, **(slo or {})},
         )
+
+    def latency(self, model: CompiledModel, *, calls: int, warmup: int = 10) -> Timed:
+        """Time `calls` calls of a compiled model one after the other on one copy, device finished inside the timer.
+
+        Records percentiles with bounds, the wall per call, gates, and every call in a table. Raises `PointFailure`
+        when the model fails; its workers' last words are then in the receipt.
+        """
+        from neuronbench import measure_device
+
+        return measure_device.latency(
+            self._session, self._opened, model, calls=calls, warmup=warmup, telemetry=self._telemetry
+        )
+
+    def throughput(self, model: CompiledModel, *, seconds: float, workers: int | None = None, warmup: int = 3) -> Timed:
+        """Let `workers` copies of a compiled model (all that fit, by default) call without pauses for a window.
+
+        Records items per second over all copies, the rate by the wall of the whole loops beside it, the latency of the
+        calls under this load (unless `latency` was measured before in the same record), gates and the table of calls.
+        """
+        from neuronbench import measure_device
+
+        return measure_device.throughput(
+            self._session, self._opened, model, seconds=seconds, workers=workers, warmup=warmup,
+            telemetry=self._telemetry,
+        )  # fmt: skip
 
     def run(self, resource: Resource | None, body: Any) -> Any:
         """Run `body()` as the measured part: inside the `measuring` hook, so that profilers see it."""

@@ -22,6 +22,7 @@ from neuronbench.model import (
     Point,
     Provenance,
     Record,
+    RecordKind,
     ResourceRef,
     ResourceSpec,
 )
@@ -117,6 +118,10 @@ class Session:
                 on_error=lambda error: warnings.warn(f"cannot be recovered: {error}", PluginWarning, 2),
             )
         return self._id
+
+    def plan(self, points: Sequence[str]) -> None:
+        """Note in the session's manifest which points it is going to run, so that a killed one shows what is missing."""
+        self.store.update_session(self.id, planned=tuple(points))
 
     @property
     def started(self) -> bool:
@@ -254,17 +259,19 @@ class Session:
 
     def _boot(self, spec: ResourceSpec) -> Resource:
         """Boot `spec` and record it, whatever comes of it."""
+        kind = record_kind(spec.kind)
         point = Point(
             benchmark="",
             lane=self._lane_of(spec),
             backend=spec.backend,
             params=FrozenMap(spec.settings),
-            id=f"boot-{spec.id}",
+            id=f"{kind}-{spec.id}",
         )
-        name = f"boot-{spec.id}" if self._boots_of(spec) == 0 else f"boot-{spec.id}-{self._boots_of(spec) + 1}"
+        earlier = sum(record.kind == kind and record.point.id == point.id for record in self.records)
+        name = f"{point.id}-{earlier + 1}" if earlier else point.id
         opened = self.open_record(
             point,
-            kind="boot",
+            kind=kind,
             name=name,
             provenance=self.provenance(spec.backend),
             resource=ResourceRef(id=spec.id, kind=spec.kind, spec=FrozenMap(spec.settings)),
@@ -330,9 +337,6 @@ class Session:
             return attach(spec, context)
         return self.plugins.boot(spec, context)
 
-    def _boots_of(self, spec: ResourceSpec) -> int:
-        return sum(record.kind == "boot" and record.point.id == f"boot-{spec.id}" for record in self.records)
-
     def _lane_of(self, spec: ResourceSpec) -> str:
         for lane in self.plugins.lanes:
             if spec.kind in lane.needs:
@@ -378,6 +382,11 @@ class Session:
             if self._id:
                 self.store.end_session(self._id, status)
             self.plugins.session_finished(self, status)
+
+
+def record_kind(resource_kind: str) -> RecordKind:
+    """How the record of making a resource is called: what is compiled has a record of its compile."""
+    return "compile" if resource_kind == "compiled_model" else "boot"
 
 
 LOG_LIMIT_BYTES = 2 * 1024 * 1024

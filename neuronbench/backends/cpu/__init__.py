@@ -1,4 +1,4 @@
-"""The embedded default backend: vLLM on the host's CPU. Registered through the same hooks a third party uses."""
+"""The embedded default backend, the host's CPU: vLLM and AOTInductor, registered as a third party registers its own."""
 
 from __future__ import annotations
 
@@ -28,5 +28,13 @@ def register_resources(register: Callable[[ProviderInfo], None]) -> None:
             kind="endpoint",
             families=("cpu",),
             target="neuronbench.backends.cpu.endpoint:VllmCpuProvider",
+        )
+    )
+    register(
+        ProviderInfo(
+            name="compiled_model/aoti-cpu",
+            kind="compiled_model",
+            families=("cpu",),
+            target="neuronbench.backends.cpu.compiled:AotiCpuProvider",
         )
     )
