@@ -30,7 +30,8 @@ max_model_len = 2048
 ```
 
 Later layers win: the grid, its size, its backend, the backend's size, and last `--nb-set key=v1,v2`. A layer's `axes`
-replace the values of the axes they name; its `include` and `exclude` are added to those below.
+replace the values of the axes they name; its `include` and `exclude` are added to those below. Several values for a key
+that a grid does not have leave it alone.
 """
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ class Grid:
             exclude += layer.exclude
         for key, texts in (overrides or {}).items():
             values = [parse_value(text) for text in texts]
+            if len(values) > 1 and key not in axes and key not in settings and not any(key in row for row in include):
+                continue  # an axis of other benchmarks: it would only multiply the points of this one
             if key in axes or len(values) > 1:
                 crossed: list[Mapping[str, Json]] = [
                     {**row, key: value} for row in include if key not in row for value in values

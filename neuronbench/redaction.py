@@ -75,13 +75,17 @@ def redact(text: str) -> str:
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
-    """A command line with the values of secret options replaced, whether `--name value` or `--name=value`."""
+    """A command line with the values of secret options replaced, whether `--name value` or `--name=value`.
+
+    The word after such an option is its value whatever it looks like; more values may follow up to the next option.
+    """
     out: list[str] = []
-    hide = False
+    hide = first = False
     for word in argv:
-        if hide and not word.startswith("--"):
+        if hide and (first or not word.startswith("-")):
+            first = False
             out.append(REDACTED)
             continue
-        hide = word.startswith("-") and "=" not in word and is_secret_name(word)
+        first = hide = word.startswith("-") and "=" not in word and is_secret_name(word)
         out.append(redact(word))
     return out

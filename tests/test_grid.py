@@ -135,3 +135,10 @@ def test_unknown_grid_size_and_role_say_what_there_is(folder: Path) -> None:
     (folder / "serving" / "bad.toml").write_text('[settings]\nmodel = "@smoek"\n')
     with pytest.raises(grid.GridError, match="did you mean 'smoke'"):
         grid.load(folder / "serving" / "bad.toml").expand("cpu")
+
+
+def test_several_values_for_a_key_that_the_grid_lacks_do_not_multiply_its_points(tmp_path: Path) -> None:
+    (tmp_path / "g.toml").write_text("[axes]\na = [1, 2]\n")
+    loaded = grid.load(tmp_path / "g.toml")
+    assert len(loaded.expand("cpu", "full", {"other": ("1", "2")})) == 2
+    assert {point.params["other"] for point in loaded.expand("cpu", "full", {"other": ("1",)})} == {1}

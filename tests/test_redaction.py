@@ -86,3 +86,16 @@ def test_command_lines() -> None:
         "vllm", "--api-key", REDACTED, REDACTED, "--port", "8000", f"--hf-token={REDACTED}",
         "--max-num-batched-tokens", "9",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--api-key", "k1", "-m", "cpu"], ["--api-key", "[redacted]", "-m", "cpu"]),
+        (["--api-key", "k1", "k2", "--port", "1"], ["--api-key", "[redacted]", "[redacted]", "--port", "1"]),
+        (["--api-key", "-k1", "x"], ["--api-key", "[redacted]", "[redacted]"]),
+        (["--api-key=key1", "words", "stay"], ["--api-key=[redacted]", "words", "stay"]),
+    ],
+)
+def test_only_the_values_of_a_secret_option_are_hidden(argv: list[str], expected: list[str]) -> None:
+    assert redact_argv(argv) == expected

@@ -19,7 +19,7 @@ def ui(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 5000,
 ) -> None:
     """Serve MLflow's interface over this project's results, on this machine only. Ctrl-C ends it."""
-    from neuronbench.sinks.mlflow import ui_command
+    from neuronbench.sinks.mlflow import ui_command, ui_environment
 
     chosen = _free(port)
     try:
@@ -30,7 +30,7 @@ def ui(
     host.say(f"MLflow: http://{ADDRESS}:{chosen}  (there in a few seconds; Ctrl-C ends it)")
     sys.stderr.flush()
     # Its runner of background jobs is a process of its own that nothing here needs.
-    environ = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ}
+    environ = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **ui_environment()}
     os.execve(command[0], command, environ)  # in place of this process: signals and exit status are MLflow's own
 
 

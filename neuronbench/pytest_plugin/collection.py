@@ -10,7 +10,7 @@ import pytest
 from neuronbench import grid as grids
 from neuronbench import points
 from neuronbench.bench import MARK
-from neuronbench.model import Point
+from neuronbench.model import Point, closest
 from neuronbench.plugins import Plugins
 from neuronbench.pytest_plugin.keys import (
     ERRORS,
@@ -21,6 +21,7 @@ from neuronbench.pytest_plugin.keys import (
     RESOURCE_FIXTURES,
     SPEC,
     session_of,
+    session_or_none,
 )
 from neuronbench.session import Session
 
@@ -98,6 +99,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> Ge
         item.stash[POINT] = point
         item.stash[REPEAT] = item.callspec.params["nb_repeat"]
         item.stash[NEEDS] = tuple(kind for kind in RESOURCE_FIXTURES if kind in item.fixturenames)
+    session = session_or_none(config)
+    if session is not None and benches:
+        known = {name for item in benches for name in item.stash[POINT].params}
+        for key, values in session.settings.overrides.items():
+            if len(values) > 1 and key not in known:
+                names = sorted(known)
+                raise pytest.UsageError(
+                    f"--nb-set {key}={','.join(values)}: no benchmark has an axis or a setting of that name"
+                    f"{closest(key, names)}; there are: {', '.join(names)}"
+                )
     yield  # -m and -k take their pick here
     chosen = [item for item in items if POINT in item.stash]
     if not chosen:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from neuronbench.bench import MARK
-from neuronbench.plugins import Plugins, PluginWarning
+from neuronbench.plugins import PluginError, Plugins, PluginWarning
 from neuronbench.pytest_plugin.keys import ERRORS, PLUGINS, SETTINGS
 from neuronbench.pytest_plugin.options import settings_of
 from neuronbench.pytest_plugin.terminal import Terminal
@@ -21,7 +21,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("python_functions", "bench_*")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # told in the header, once and in one line
-        plugins = config.stash[PLUGINS] = Plugins()
+        try:
+            plugins = config.stash[PLUGINS] = Plugins()
+        except PluginError as error:
+            raise pytest.UsageError(str(error)) from error
     config.stash[ERRORS] = []
     config.stash[SETTINGS] = settings_of(config)
     config.addinivalue_line("markers", f"{MARK}(lane, grid, backends, params, slo): set by neuronbench.bench")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from neuronbench.measure import DeadlineExceeded, PointFailure, SloMiss
-from neuronbench.model import Failure, Outcome
+from neuronbench.model import Failure, Outcome, slug
 from neuronbench.plugins import PluginWarning
 from neuronbench.protocols import BootError
 from neuronbench.pytest_plugin.keys import OPEN, POINT, REPEAT, SPEC, session_of, session_or_none
@@ -36,6 +36,9 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(f"received {signal.Signals(signum).name}")
 
+    session_of(session.config).plan(
+        [f"{slug(i.stash[POINT].id)}--r{i.stash[REPEAT]}" for i in session.items if POINT in i.stash]
+    )
     previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         return (yield)

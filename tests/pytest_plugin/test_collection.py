@@ -162,3 +162,23 @@ def test_tests_without_our_fixtures_are_left_alone(project) -> None:
     result.assert_outcomes(passed=2)
     assert not (project.path / "mlruns").exists()
     result.stdout.no_fnmatch_line("*neuronbench:*")
+
+
+def test_several_values_for_a_key_that_nothing_has_are_a_usage_error(project) -> None:
+    project.bench(TWO_MODELS)
+    result = project.run("-m", "fake", "--nb-set", "concurency=1,2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "did you mean 'concurrency'" in result.stdout.str() + result.stderr.str()
+
+
+def test_a_broken_plugin_under_strict_loading_is_a_usage_error(project, monkeypatch) -> None:
+    package = project.path / "broken-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[neuronbench]\nbroken = no_such_module_at_all\n")
+    monkeypatch.setenv("NEURONBENCH_STRICT_PLUGINS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(project.path))
+    project.bench(TWO_MODELS)
+    result = project.run("-m", "fake", subprocess=True)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "broken" in result.stdout.str() + result.stderr.str()

@@ -1,0 +1,102 @@
+"""The repository's own benchmarks on a real vLLM server with real weights: one run, one boot, for all tests here.
+
+Needs a stack (`make stack`); without one the tests are skipped with the reason. `NEURONBENCH_TEST_STACK` names another
+stack than `.venv-cpu` beside the project.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROJECT = Path(__file__).parent.parent.parent
+
+OWN = """
+import os, pathlib, signal, threading
+import neuronbench as nb
+
+@nb.bench(lane="serving", grid="serving/short")
+def bench_killed(endpoint, measure, point):
+    killer = threading.Timer(4.0, os.kill, (endpoint.pids()[0], signal.SIGKILL))
+    killer.start()
+    try:
+        measure.serve(endpoint, nb.closed_loop(2, duration_s=60), nb.synthetic(input_tokens=16, output_tokens=16))
+    finally:
+        killer.cancel()
+
+CORRUPT = pathlib.Path(__file__).parent / "corrupt"
+
+@nb.bench(lane="serving", params={"model": f"file:{CORRUPT}"})
+def bench_corrupt(endpoint):
+    raise AssertionError("corrupt weights were served")
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of pytest left."""
+
+    returncode: int
+    output: str
+    receipts: Path
+    data_root: Path
+
+    def records(self, kind: str) -> dict[str, dict[str, Any]]:
+        found = [json.loads(path.read_text()) for path in sorted(self.receipts.glob("*/*/record.json"))]
+        return {record["name"]: record for record in found if record["kind"] == kind}
+
+
+def stack_or_skip() -> str:
+    stack = Path(os.environ.get("NEURONBENCH_TEST_STACK") or PROJECT / ".venv-cpu")
+    if not (stack / "bin" / "python").exists():
+        pytest.skip(f"no stack at {stack}: make one with `make stack`")
+    return str(stack)
+
+
+def run_pytest(project: Path, *args: str, timeout_s: float) -> Run:
+    data_root = project / "mlruns"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "benchmarks", "-p", "no:cacheprovider", *args],
+        cwd=project,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return Run(done.returncode, done.stdout + done.stderr, data_root / "receipts", data_root)
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with this repository's serving benchmarks and two of its own."""
+    folder = tmp_path_factory.mktemp("e2e")
+    for part in ("benchmarks/serving", "benchmarks/grids"):
+        shutil.copytree(PROJECT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "pyproject.toml").write_text("[tool.pytest]\nneuronbench = true\nstrict = true\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real(project: Path) -> Run:
+    """The run: two points of the repository's benchmark, one whose server is killed, one whose weights are corrupt."""
+    stack = stack_or_skip()
+    (project / "benchmarks" / "serving" / "bench_own.py").write_text(OWN)
+    corrupt = project / "benchmarks" / "serving" / "corrupt"
+    corrupt.mkdir()
+    (corrupt / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
+    (corrupt / "model.safetensors").write_bytes(b"\xff" * 4096)
+    return run_pytest(
+        project,
+        "-m", "cpu", "-k", "closed_loop or corrupt or (killed and c1)", "--nb-stack", f"any={stack}",
+        "--nb-set", "concurrency=1,4", "--nb-set", "window_s=5", "--nb-deadline", "boot=240",
+        timeout_s=290,
+    )  # fmt: skip
