@@ -13,7 +13,7 @@ from neuronbench.definitions import metric
 from neuronbench.model import Metric
 from neuronbench.stats import Quantile
 
-EXACT_LIMIT: Final = 8_000_000
+EXACT_LIMIT: Final = 500_000
 _BINS_PER_E: Final = 2000
 """Bins are 0.05 % wide."""
 _LOW: Final = -16.0
@@ -48,7 +48,14 @@ class Pool:
             if self._held <= EXACT_LIMIT:
                 return
             self._bins = np.zeros(int((_HIGH - _LOW) * _BINS_PER_E), dtype=np.int64)
-            values, self._parts = np.concatenate(self._parts), []
+            parts, self._parts = self._parts, []
+            for part in parts:
+                self._count(part)
+        else:
+            self._count(values)
+
+    def _count(self, values: npt.NDArray[Any]) -> None:
+        assert self._bins is not None
         logs = np.log(np.maximum(values, 1e-9, dtype=np.float64))
         index = np.clip(((logs - _LOW) * _BINS_PER_E).astype(np.int64), 0, len(self._bins) - 1)
         self._bins += np.bincount(index, minlength=len(self._bins))
@@ -60,8 +67,12 @@ class Pool:
     def values(self) -> npt.NDArray[Any]:
         """All finite observations, sorted; only while the pool is exact."""
         if self._sorted is None:
-            self._sorted = np.sort(np.concatenate(self._parts)) if self._parts else np.empty(0)
-            self._parts = [self._sorted]
+            parts, self._parts = self._parts, []
+            merged = np.concatenate(parts) if parts else np.empty(0)
+            del parts
+            merged.sort()
+            self._sorted = merged
+            self._parts = [merged]
         return self._sorted
 
     def quantile(self, p: float, *, failures: bool = True, independent: bool = True) -> Quantile:

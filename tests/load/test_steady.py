@@ -98,3 +98,17 @@ def test_an_overloaded_server_has_no_steady_state(run: Run) -> None:
     gate = ran.reduction.gate("steady_state")
     assert gate.passed is False
     assert "requests in flight grows" in gate.message
+
+
+def test_the_tests_of_trend_and_difference_agree_with_scipys() -> None:
+    from scipy import stats
+
+    from neuronbench.load import steady
+
+    for _ in range(20):
+        series = noise(20) + np.arange(20) * RNG.uniform(-1, 1)
+        expected = stats.kendalltau(np.arange(20), series, method="asymptotic").pvalue
+        assert steady.trend(series) == pytest.approx(expected, rel=0.35, abs=0.05)  # continuity corrected
+        begin, rest = series[:6], series[6:]
+        p = stats.ttest_ind(begin, rest, equal_var=False).pvalue
+        assert steady.differ(begin, rest) == (p < steady.CUT_P)
