@@ -30,6 +30,8 @@ IN_FLIGHT_LIMIT: Final = 0.05
 RATE_LIMIT: Final = 0.01
 SAMPLES_FOR_P99: Final = 100
 CONSERVATION_LIMIT: Final = 0.005
+LEAST_LIVES: Final = 5
+"""A window shorter than this many requests, one after the other, shows their rhythm and not the server's state."""
 
 
 def _at_most(
@@ -168,6 +170,10 @@ def _steady_gate(plan: Plan, tally: Tally) -> Gate:
         return Gate(
             id="steady_state", passed=None, message="the load itself changes over the window, as it was told to"
         )
+    typical = _p(tally.pools["e2e"], 0.5)
+    if typical is not None and tally.seconds * 1e3 < LEAST_LIVES * typical:
+        reason = f"the window is shorter than {LEAST_LIVES} typical requests ({typical / 1e3:.3g} s each)"
+        return Gate(id="steady_state", passed=None, message=reason)
     looks = [judge(tally.series.tokens, "throughput"), judge(tally.series.in_flight, "requests in flight")]
     if plan.arrivals["kind"] == "closed":
         looks = looks[:1]  # the number in flight is held by the loop itself

@@ -260,6 +260,41 @@ def test_a_connect_time_out_is_its_own_class(tmp_path: Path, run: Run) -> None:
     assert "connect_timeout" in {row["failure"] for row in ran.rows}
 
 
+def test_a_steady_server_is_found_steady_and_every_gate_of_the_load_passes(run: Run) -> None:
+    ran = run(closed_loop(4, duration_s=5.2), workload=synthetic(input_tokens=8, output_tokens=20))
+    gates = {gate.id: gate for gate in ran.reduction.gates}
+    for name in ("steady_state", "window_complete", "input_length", "output_length", "errors", "errors_classified",
+                 "clock_order", "prompts_distinct", "warmup", "load_kept_up", "samples"):  # fmt: skip
+        assert gates[name].passed is True, gates[name]
+
+
+def test_prompts_of_fifty_thousand_tokens_are_written_whole(run: Run) -> None:
+    ran = run(
+        closed_loop(4, requests=12),
+        workload=synthetic(input_tokens=50_000, output_tokens=4),
+        timeouts=Timeouts(first_token_s=20, inter_token_s=20, total_s=30, drain_s=5),
+    )
+    assert ran.drive.status == "ok"
+    assert ran.reduction.failures == {}
+    assert ran["input_tokens_mean_tokens"] == 50_000
+    assert ran.plan.column("length").min() > 250_000
+    assert all(row["sent_ns"] <= row["sent_last_ns"] <= row["first_output_ns"] for row in ran.inside)
+
+
+def test_a_thousand_streams_at_once(run: Run) -> None:
+    ran = run(
+        closed_loop(1000, requests=1000, ramp_s=0.5),
+        workload=synthetic(input_tokens=4, output_tokens=4),
+        model="truth:ttft=500",
+        warmup=warm_up(10),
+        timeouts=Timeouts(first_token_s=30, inter_token_s=30, total_s=60, drain_s=20),
+        deadline_s=90.0,
+    )
+    assert ran.drive.status == "ok"
+    assert {row["failure"] for row in ran.rows if row["phase"] != "tail"} == {None}
+    assert len(ran.inside) >= 1000
+
+
 def test_progress_is_one_readable_line_a_second(truth: TruthServer, run: Run) -> None:
     lines: list[str] = []
     run(closed_loop(2, duration_s=1.5), progress=lines.append)

@@ -74,10 +74,8 @@ def test_bins_count_tokens_and_requests_in_flight() -> None:
 
 
 def test_a_drifting_server_has_no_steady_state(run: Run) -> None:
-    steady = run(at.closed_loop(4, duration_s=6), workload=synthetic(input_tokens=4, output_tokens=40))
-    assert steady.reduction.gate("steady_state").passed is True
     drifting = run(
-        at.closed_loop(4, duration_s=6),
+        at.closed_loop(4, duration_s=5.2),
         workload=synthetic(input_tokens=4, output_tokens=40),
         model="truth:drift,percent_per_s=10",
     )
@@ -87,9 +85,9 @@ def test_a_drifting_server_has_no_steady_state(run: Run) -> None:
 
 
 def test_an_overloaded_server_has_no_steady_state(run: Run) -> None:
-    with TruthServer(ttft_ms=30, tpot_ms=5, max_concurrency=1) as server:
+    with TruthServer(ttft_ms=20, tpot_ms=5, max_concurrency=1) as server:
         ran = run(
-            at.poisson(40, duration_s=6, lead_s=0.2, tail_s=0.2),
+            at.poisson(45, duration_s=5.2, lead_s=0.2, tail_s=0.2),
             workload=synthetic(input_tokens=4, output_tokens=3),
             url=server.url,
             warmup=warm_up(1),
