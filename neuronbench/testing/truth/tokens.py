@@ -32,11 +32,6 @@ def word(k: int) -> bytes:
     return WORDS[k & 4095]
 
 
-def text(count: int, first: int = 0) -> str:
-    """The text of `count` generated tokens from the `first`-th on."""
-    return b"".join(word(k) for k in range(first, first + count)).decode()
-
-
 def count(prompt: str) -> int:
     """Number of tokens in a text, without special tokens."""
     return len(_PIECE.findall(prompt.encode()))
