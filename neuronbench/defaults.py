@@ -35,6 +35,13 @@ def register_lanes(register: Callable[[LaneInfo], None]) -> None:
             needs=("compiled_model",),
         )
     )
+    register(
+        LaneInfo(
+            name="microbench",
+            title="Functions timed by pytest-benchmark",
+            headline=("call_time_p50_ms", "call_time_p99_ms", "call_time_mean_ms"),
+        )
+    )
 
 
 @hookimpl

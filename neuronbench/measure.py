@@ -186,6 +186,15 @@ class Measure:
             telemetry=self._telemetry,
         )  # fmt: skip
 
+    def agreement(self, model: CompiledModel, inputs: Mapping[str, Any] | None = None) -> float:
+        """Compare a compiled model's outputs with those of the same weights in fp32, not compiled, on the same inputs.
+
+        Records `max_abs_err` over all outputs and returns it (infinite when an answer is not finite).
+        """
+        from neuronbench import measure_device
+
+        return measure_device.agreement(self._opened, model, inputs)
+
     def run(self, resource: Resource | None, body: Any) -> Any:
         """Run `body()` as the measured part: inside the `measuring` hook, so that profilers see it."""
         return self._session.plugins.measuring(self.point, resource, self.record, body)

@@ -26,7 +26,7 @@ from neuronbench import stats
 from neuronbench.definitions import metric
 from neuronbench.measure import clock_epoch
 from neuronbench.model import Gate, Metric
-from neuronbench.protocols import CompiledModel, PointFailure, SamplerSpec
+from neuronbench.protocols import CompiledModel, Floor, PointFailure, SamplerSpec
 from neuronbench.redaction import redact
 from neuronbench.telemetry.request import TelemetryRequest
 
@@ -211,13 +211,40 @@ def describe(run: Run, model: CompiledModel) -> dict[str, Any]:
     }
 
 
+def agreement(opened: OpenRecord, model: CompiledModel, inputs: Mapping[str, Any] | None = None) -> float:
+    """Largest difference from the fp32 reference, recorded; see `Measure.agreement`."""
+    import numpy as np
+
+    answers, wanted = model.outputs(inputs), model.reference(inputs)
+    if answers.keys() != wanted.keys():
+        raise ValueError(f"the model answers {', '.join(answers)}, its reference {', '.join(wanted)}")
+    errors, scales, count = {}, {}, 0
+    for name, reference in wanted.items():
+        exact = np.asarray(reference, dtype="f8")
+        errors[name] = float(np.abs(np.asarray(answers[name], dtype="f8") - exact).max(initial=0.0))
+        scales[name] = float(np.abs(exact).max(initial=0.0))
+        count += exact.size
+    record = opened.record
+    record.gate(finite_gate([answers]))
+    finite = all(np.isfinite(error) for error in errors.values())
+    worst = max(errors.values()) if finite else float("inf")
+    note = "against the same weights in fp32, not compiled" if finite else "an answer is not finite"
+    record.add(metric("max_abs_err", worst if finite else None, n=count, note=note))
+    record.workload["agreement"] = {
+        name: {"max_abs_err": error if np.isfinite(error) else None, "largest_reference": scales[name]}
+        for name, error in errors.items()
+    }
+    return worst
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # gates
 
 
 def run_gates(run: Run, model: CompiledModel) -> list[Gate]:
     """What the loops themselves tell."""
-    gates = [escape_gate(run), floor_gate(run, model)]
+    least_ms = float(run.durations_ms().min(initial=float("inf")))
+    gates = [escape_gate(run), floor_gate(least_ms, model.floor)]
     if run.window_ns is not None:
         gates.append(_cover_gate(run))
     return gates
@@ -225,42 +252,44 @@ def run_gates(run: Run, model: CompiledModel) -> list[Gate]:
 
 def escape_gate(run: Run) -> Gate:
     """The timers' sum against the wall of the loop up to the last output on the host; whole loop and short ones."""
-    observed, limit, over = run.escape, ESCAPE_LIMIT, "whole loop"
     probe = run.probe_escape
-    if observed <= ESCAPE_LIMIT and probe is not None and probe > PROBE_LIMIT:
-        observed, limit, over = probe, PROBE_LIMIT, "loops of a few calls"
-    passed = observed <= limit
+    if run.escape <= ESCAPE_LIMIT and probe is not None and probe > PROBE_LIMIT:
+        return escape_verdict(probe, PROBE_LIMIT, "loops of a few calls")
+    return escape_verdict(run.escape, ESCAPE_LIMIT, "the loop")
+
+
+def escape_verdict(share: float, limit: float, over: str) -> Gate:
+    """The gate for a share of the wall that no timer saw."""
+    passed = share <= limit
+    why = f"{share:.0%} of the wall of {over} was seen by no timer: calls return before the device is done"
     return Gate(
         id="timer_escapes_device",
         passed=passed,
-        observed=round(observed, 6),
+        observed=round(share, 6),
         limit=limit,
         unit="share",
-        message=""
-        if passed
-        else f"{observed:.0%} of the wall of {over} was seen by no timer: calls return before the device is done",
+        message="" if passed else why,
     )
 
 
-def floor_gate(run: Run, model: CompiledModel) -> Gate:
+def floor_gate(least_ms: float, floor: Floor) -> Gate:
     """No call is faster than launching it, or than its operations take at the peak of its cores."""
-    floor = model.floor
-    least_ms = float(run.durations_ms().min(initial=float("inf")))
     limit_ms = 1e3 * floor.seconds
     if not limit_ms or least_ms == float("inf"):
         why = "no floor is known for this model" if not limit_ms else "no call ended inside the window"
         return Gate(id="implausible", passed=None, unit="ms", message=why)
     passed = least_ms >= limit_ms
+    why = (
+        f"a call took {least_ms:.4g} ms, none can take less than {limit_ms:.4g} ms "
+        f"({floor.flops_per_call:.3g} operations; {floor.source or f'launch {floor.launch_us:g} µs'})"
+    )
     return Gate(
         id="implausible",
         passed=passed,
         observed=round(least_ms, 6),
         limit=round(limit_ms, 6),
         unit="ms",
-        message=""
-        if passed
-        else f"a call took {least_ms:.4g} ms, none can take less than {limit_ms:.4g} ms "
-        f"({floor.flops_per_call:.3g} operations; {floor.source or f'launch {floor.launch_us:g} µs'})",
+        message="" if passed else why,
     )
 
 

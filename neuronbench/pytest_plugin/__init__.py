@@ -5,6 +5,7 @@ runs. A run without benchmarks never notices it. One feature, one module; pytest
 """
 
 from neuronbench.pytest_plugin.collection import pytest_collection_modifyitems, pytest_generate_tests
+from neuronbench.pytest_plugin.compiled import compiled_model
 from neuronbench.pytest_plugin.fixtures import endpoint, measure, nb, nb_repeat, point, telemetry
 from neuronbench.pytest_plugin.options import pytest_addoption
 from neuronbench.pytest_plugin.registering import pytest_configure
@@ -18,6 +19,7 @@ from neuronbench.pytest_plugin.running import (
 )
 
 __all__ = [
+    "compiled_model",
     "endpoint",
     "measure",
     "nb",

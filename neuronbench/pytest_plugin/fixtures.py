@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import pytest
 
 from neuronbench.measure import Measure
 from neuronbench.model import Point, ResourceRef
-from neuronbench.protocols import Endpoint
+from neuronbench.protocols import Endpoint, Resource
 from neuronbench.pytest_plugin.collection import mark_of
 from neuronbench.pytest_plugin.keys import OPEN, POINT, SPEC, session_of
 from neuronbench.session import Session
@@ -37,14 +38,23 @@ def point(request: pytest.FixtureRequest, nb_repeat: int) -> Point:
 @pytest.fixture
 def endpoint(request: pytest.FixtureRequest, point: Point) -> Iterator[Endpoint]:
     """A served model, verified and ready; shared by all points that need the same one."""
+    with leased(request, point, "endpoint") as resource:
+        yield cast(Endpoint, resource)
+
+
+@contextmanager
+def leased(request: pytest.FixtureRequest, point: Point, kind: str) -> Iterator[Resource]:
+    """Lease what `point` needs of `kind`; the record cites it, also when it cannot be made."""
     session = session_of(request.config)
     record = request.node.stash[OPEN].record
-    spec = request.node.stash[SPEC] if SPEC in request.node.stash else session.spec(point, "endpoint")
+    spec = request.node.stash.get(SPEC, None)
+    if spec is None or spec.kind != kind:
+        spec = session.spec(point, kind)
     try:
         lease = session.pool.lease(spec)
         with lease:
             record.resource = session.reference(lease.resource)
-            yield cast(Endpoint, lease.resource)
+            yield lease.resource
     finally:
         if record.resource is None and not record.closed:
             record.resource = ResourceRef(

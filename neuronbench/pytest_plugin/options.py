@@ -28,6 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="deadline in seconds: boot, point, request, first_token, stop (repeatable)")  # fmt: skip
     add("--nb-endpoint", metavar="URL", help="measure this running server instead of booting one")
     add("--nb-port", metavar="PORT", type=int, help="port for served models (default: a free one)")
+    add("--nb-record-benchmarks", action="store_true", default=False,
+        help="leave a receipt of every test that uses pytest-benchmark's fixture, not only of benchmarks")  # fmt: skip
     add("--nb-data-root", metavar="DIR", help="folder of receipts and the MLflow store (default mlruns)")
     parser.addini("neuronbench", "discover bench_*.py files and bench_* functions", type="bool", default=False)
 

@@ -9,6 +9,7 @@ import pytest
 
 from neuronbench.bench import MARK
 from neuronbench.plugins import PluginError, Plugins, PluginWarning
+from neuronbench.pytest_plugin.benchmark_clock import BenchmarkIntegration
 from neuronbench.pytest_plugin.keys import ERRORS, PLUGINS, SETTINGS
 from neuronbench.pytest_plugin.options import settings_of
 from neuronbench.pytest_plugin.terminal import Terminal
@@ -31,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _add_markers(config, plugins)
     config.pluginmanager.register(ConftestBridge(config), "neuronbench-conftest-bridge")
     config.pluginmanager.register(Terminal(config), "neuronbench-terminal")
+    config.pluginmanager.register(BenchmarkIntegration(config), "neuronbench-benchmark")
 
 
 def _add_markers(config: pytest.Config, plugins: Plugins, known: frozenset[str] = frozenset()) -> None:

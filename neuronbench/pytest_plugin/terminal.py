@@ -124,7 +124,7 @@ class Terminal:
         session = session_or_none(self._config)
         if session is None or not session.records:
             return
-        from neuronbench.report import tables
+        from neuronbench.report import compiles, tables
 
         ran = [record for record in session.records if record.outcome not in (Outcome.SKIPPED, Outcome.CACHED)]
         writer = self._config.get_terminal_writer()
@@ -142,9 +142,13 @@ class Terminal:
             notes += [line for line in tables.sample_notes(records, keys) if line not in notes]
         for line in notes:
             show(f"  {line}")
-        boots = [record for record in ran if record.kind in ("boot", "compile")]
+        boots = [record for record in ran if record.kind == "boot"]
         if boots:
             show(tables.render(tables.boot_table(boots), width=width, color=color).rstrip())
+        made = [record for record in ran if record.kind == "compile"]
+        if made:
+            show(tables.render(compiles.compile_table(made), width=width, color=color).rstrip())
+            show(compiles.compile_line(made))
         for title, lines in (
             ("marked by gates", tables.gate_lines(ran)),
             ("failures by cause", tables.failure_lines(ran)),

@@ -97,7 +97,7 @@ class WorkerModel:
         self._batch: Arrays = self.batch()
         self._mask_asked = False
         self._mask_found: float | None = None
-        self._calls = 0
+        self._calls = self._called_ns = self._late_ns = 0
 
     # -- resource -----------------------------------------------------------------------------------------------------
 
@@ -206,6 +206,8 @@ class WorkerModel:
         reply = self._ask(0, "call")
         duration_ns = int(reply.value["duration_ns"])
         self._calls += 1
+        self._called_ns += duration_ns
+        self._late_ns += int(reply.value["late_ns"])
         number = self._calls
         self.clock(duration_ns)
 
@@ -215,6 +217,11 @@ class WorkerModel:
             return _arrays(self._ask(0, "fetch"))
 
         return Called(duration_ns=duration_ns, fetch=fetch)
+
+    def single_calls_escape(self) -> float | None:
+        """Share of the time of all single calls so far that passed after they had returned; None without any."""
+        total = self._called_ns + self._late_ns
+        return self._late_ns / total if total else None
 
     def latency(self, *, calls: int, warmup: int = 10) -> Run:
         """`calls` calls one after the other on one copy, after `warmup` untimed ones."""

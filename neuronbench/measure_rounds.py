@@ -1,0 +1,62 @@
+"""What pytest-benchmark timed, as metrics and gates of a record.
+
+Its rounds are calls (or means over the iterations of a round). On the worker's clock they are calls of a compiled model
+and get the gates of one; on any other timer they are the time of a Python function.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from neuronbench import measure_device, stats
+from neuronbench.definitions import metric
+from neuronbench.model import Gate
+
+if TYPE_CHECKING:
+    from neuronbench.session import OpenRecord
+
+
+def record(opened: OpenRecord, rounds: Any, model: Any) -> None:
+    """Add what `rounds` (pytest-benchmark's `benchmark.stats`) has; `model` when its timer is the worker's clock.
+
+    A record that has the same metrics already, from a loop of our own, keeps them.
+    """
+    import numpy as np
+
+    durations = np.sort(np.asarray(rounds.stats.data, dtype=float)) * 1e3
+    iterations = int(rounds.iterations)
+    id = "call_time" if model is None else "latency"
+    said = "timed by pytest-benchmark" + (f", rounds of {iterations} iterations" if iterations > 1 else "")
+    metrics = []
+    for p in measure_device.PERCENTILES:
+        found = stats.quantile(durations, p)
+        confidence = stats.CONFIDENCE if found.low is not None or found.high is not None else None
+        metrics.append(
+            metric(id, found.value, stat=f"p{100 * p:g}", n=found.n, low=found.low, high=found.high,
+                   confidence=confidence, note="; ".join(part for part in (said, found.note) if part))
+        )  # fmt: skip
+    metrics.append(metric(id, float(durations.mean()), stat="mean", n=len(durations), note=said))
+    target = opened.record
+    target.add(*(each for each in metrics if each.key not in target.metrics))
+    timer = rounds.options.get("timer")
+    target.workload["pytest_benchmark"] = {
+        "rounds": len(durations),
+        "iterations": iterations,
+        "timer": getattr(timer, "__name__", str(timer)),
+        "group": rounds.group,
+    }
+    if model is not None:
+        target.gate(*_gates(float(durations[0]), model))
+
+
+def _gates(least_ms: float, model: Any) -> list[Gate]:
+    """Those of a loop, as far as single calls have them."""
+    gates = [
+        measure_device.floor_gate(least_ms, model.floor),
+        measure_device.finite_gate([model.last_outputs()]),
+        measure_device.mask_gate(model),
+    ]
+    escaped = model.single_calls_escape()
+    if escaped is not None:
+        gates.append(measure_device.escape_verdict(escaped, measure_device.ESCAPE_LIMIT, "single calls"))
+    return gates

@@ -1,0 +1,67 @@
+"""What compiling cost, for a terminal: cold, or nothing because the artifact was there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from neuronbench.model import Outcome, Record
+from neuronbench.report.tables import number, verdict
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def artifact_of(record: Record) -> Mapping[str, Any]:
+    """What the record says of the artifact; empty when there is none."""
+    found = record.resource.facts.get("artifact") if record.resource else None
+    return found or {}
+
+
+def compile_table(records: Sequence[Record]) -> Table:
+    """A row per compiled model that was made ready."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title="compiles",
+        title_justify="left",
+        title_style="bold",
+        header_style="",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("model", overflow="fold")
+    for heading in ("shape", "result", "cache"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("compile\ns", "load\ns", "size\nMB", "graphs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for record in records:
+        spec: Mapping[str, Any] = record.resource.spec if record.resource else record.point.params
+        size = record.metrics.get("artifact_size_bytes")
+        style = "green" if record.outcome == Outcome.OK else "red"
+        shape = "×".join(str(spec[name]) for name in ("batch_size", "sequence_length") if spec.get(name))
+        table.add_row(
+            str(spec.get("model") or (spec.get("architecture") or {}).get("model_type") or ""),
+            f"{shape} {spec.get('dtype', '')}".strip(),
+            f"[{style}]{verdict(record)}[/]",
+            str(artifact_of(record).get("cache", "–")),
+            number(record.metrics.get("compile_time_cold_s")),
+            number(record.metrics.get("load_time_s")),
+            "–" if size is None or size.value is None else f"{size.value / 1e6:.1f}",
+            number(record.metrics.get("graphs_graphs")).partition(".")[0],
+        )
+    return table
+
+
+def compile_line(records: Sequence[Record]) -> str:
+    """`compiled 1 model, 2 came from the cache`; says so when nothing was compiled."""
+    hits = sum(artifact_of(record).get("cache") == "hit" for record in records)
+    misses = sum(artifact_of(record).get("cache") == "miss" for record in records)
+    failed = len(records) - hits - misses
+    parts = [f"{misses} compiled" if misses else "nothing was compiled", f"{hits} from the cache"]
+    if failed:
+        parts.append(f"{failed} without an artifact")
+    notes = [f"\n  {note}" for record in records for note in artifact_of(record).get("notes", ())]
+    return "compiles: " + ", ".join(parts) + "".join(notes)
