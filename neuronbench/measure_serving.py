@@ -84,7 +84,7 @@ def serve(
         sampled = telemetry.result = recorder.stop()
     reduction = reduce_run(plan, scratch / "out", table=opened.folder / "requests.parquet", slo=slo, drive=driven)
     _record(opened, reduction, sampled, settings)
-    record.gate(_token_conservation(opened.folder / "requests.parquet", sampled))
+    record.gate(token_conservation(opened.folder / "requests.parquet", sampled))
     _discard(scratch)
     failure = _failure(session, endpoint, driven)
     if failure is not None:
@@ -150,7 +150,7 @@ def _record(opened: OpenRecord, reduction: Any, sampled: Telemetry, settings: Se
     record.gate(gate)
 
 
-def _token_conservation(table: Path, sampled: Telemetry) -> Gate:
+def token_conservation(table: Path, sampled: Telemetry) -> Gate:
     """The tokens that the answers' usage adds up to against those that the server's counters say, over the whole drive.
 
     More on the server's side are other clients, or tokens it generated and never reported; fewer are usage it made up.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,13 +13,15 @@ from urllib.parse import urlsplit
 from neuronbench import modelfiles
 from neuronbench.definitions import metric
 from neuronbench.model import Failure, Json, ResourceSpec
-from neuronbench.protocols import BootContext, BootError
+from neuronbench.protocols import BootContext, BootError, Vocabulary
 from neuronbench.redaction import redact
 from neuronbench.serving import http, ports, verify
 from neuronbench.serving.server import HEALTH_TIMEOUT_S, OpenAIServer
+from neuronbench.serving.vocabulary import NoVocabulary, of_server, of_tokenizer
 
 API_KEY_VARIABLE: Final = "NEURONBENCH_API_KEY"
 """Key sent to a server that is attached to."""
+VOCABULARY_TIMEOUT_S: Final = 20.0
 
 
 def attach(spec: ResourceSpec, context: BootContext) -> OpenAIServer:
@@ -27,8 +29,28 @@ def attach(spec: ResourceSpec, context: BootContext) -> OpenAIServer:
 
     Verified with one generation like any other; never stopped from here. Raises `BootError`.
     """
-    deadline = time.monotonic() + context.deadline_s
-    api_key = os.environ.get(API_KEY_VARIABLE) or None
+    return connect(
+        spec,
+        deadline_s=context.deadline_s,
+        progress=context.progress,
+        api_key=os.environ.get(API_KEY_VARIABLE) or None,
+    )
+
+
+def connect(
+    spec: ResourceSpec,
+    *,
+    deadline_s: float,
+    progress: Callable[[str], None],
+    api_key: str | None = None,
+    unlisted: bool = False,
+) -> OpenAIServer:
+    """As `attach`. `spec.settings["tokenizer"]` may name a tokenizer.json.
+
+    With `unlisted` a model that the server does not list is tried all the same: gateways answer to more names than
+    they tell.
+    """
+    deadline = time.monotonic() + deadline_s
     asked = str(spec.settings.get("url") or "")
     facts: dict[str, Any] = {"external": True, "base_url": redact(asked)}
 
@@ -43,10 +65,13 @@ def attach(spec: ResourceSpec, context: BootContext) -> OpenAIServer:
 
     try:
         base_url = http.clean_url(asked)
-        context.progress(f"asking {redact(base_url)} what it serves")
+        progress(f"asking {redact(base_url)} what it serves")
         served = verify.served_models(base_url, timeout_s=left(10.0), api_key=api_key)
         wanted = spec.settings.get("model")
         entry = next((entry for entry in served if wanted in (None, entry["id"])), None)
+        if entry is None and unlisted and wanted:
+            entry = {"id": str(wanted)}
+            facts["unlisted"] = True
         if entry is None:
             raise error(
                 "model_name_mismatch",
@@ -54,7 +79,7 @@ def attach(spec: ResourceSpec, context: BootContext) -> OpenAIServer:
                 "Set served_model to one of the names it serves.",
             )
         model = str(entry["id"])
-        context.progress(f"{model}: first generation")
+        progress(f"{model}: first generation")
         started = time.monotonic_ns()
         generation = verify.generate(base_url, model, timeout_s=left(), api_key=api_key)
         first_s = round((time.monotonic_ns() - started) / 1e9, 3)
@@ -64,6 +89,13 @@ def attach(spec: ResourceSpec, context: BootContext) -> OpenAIServer:
         remedy = "Check that the server runs and that its address is reachable from here."
         raise error("endpoint_unreachable", str(problem), remedy) from problem
     except verify.GenerationError as problem:
+        if facts.get("unlisted"):
+            names = ", ".join(str(e["id"]) for e in served) or "nothing"
+            raise error(
+                "model_name_mismatch",
+                f"{base_url} serves {names}, not {wanted!r}: {problem}",
+                "Ask for one of the names it serves.",
+            ) from problem
         remedy = f"Set {API_KEY_VARIABLE}." if problem.kind == "endpoint_auth" else verify.REMEDY
         raise error(problem.kind, str(problem), remedy) from problem
     return _attached(spec, base_url, entry, generation, first_s, api_key, facts)
@@ -84,11 +116,8 @@ def _attached(
         except http.Unreachable:
             return False
 
-    root = Path(str(entry.get("root") or ""))
-    vocabulary = None
-    if root.is_absolute() and (root / "config.json").is_file():
-        vocabulary = modelfiles.vocabulary(root)
     length = entry.get("max_model_len")
+    vocabulary = _vocabulary(spec, base_url, entry, api_key, facts)
     if vocabulary is not None and isinstance(length, int):
         vocabulary = replace(vocabulary, max_model_len=length)
     parts = urlsplit(base_url)
@@ -113,3 +142,23 @@ def _attached(
         health="/health" if reached("/health") else "/v1/models",
         external_pid=owner.pid if owner else None,
     )
+
+
+def _vocabulary(
+    spec: ResourceSpec, base_url: str, entry: Mapping[str, Any], api_key: str | None, facts: dict[str, Json]
+) -> Vocabulary | None:
+    """Of the tokenizer that was named, of the model's folder where the server says so, of its `/tokenize`, or none."""
+    root = Path(str(entry.get("root") or ""))
+    if named := spec.settings.get("tokenizer"):
+        facts["vocabulary"] = f"tokenizer {named}"
+        return of_tokenizer(Path(str(named)))
+    if root.is_absolute() and (root / "config.json").is_file() and (found := modelfiles.vocabulary(root)):
+        facts["vocabulary"] = f"model folder {root}"
+        return found
+    try:
+        found = of_server(base_url, str(entry["id"]), timeout_s=VOCABULARY_TIMEOUT_S, api_key=api_key)
+    except NoVocabulary as problem:
+        facts["vocabulary"] = f"unknown: {redact(str(problem))}"
+        return None
+    facts["vocabulary"] = f"{found.size - len(found.special_ids)} ordinary tokens by the server's /tokenize"
+    return found
