@@ -105,7 +105,7 @@ def load(
     chosen: Any = {"api": api, "arrivals": arrivals}
     try:
         job = Job(
-            url=clean_url(url), model=model, concurrency=concurrency or (None if rate else 1), rate=rate,
+            url=clean_url(url), model=model, concurrency=1 if concurrency is None and rate is None else concurrency, rate=rate,
             requests=requests, duration_s=duration, input_tokens=input_tokens, output_tokens=output_tokens, seed=seed,
             warmup=warmup, tokenizer=tokenizer, deadline_s=deadline or settings.deadlines.point,
             api_key=os.environ.get(api_key_env) or None, **chosen,
