@@ -196,10 +196,8 @@ def test_two_distributions_with_one_plugin_name(site: Site) -> None:
     assert "two plugins are called 'good'; the first is kept" in done.stderr
     reports = json.loads(done.stdout)
     assert sum(report["name"] == "good" and report["ok"] for report in reports) == 1
-    assert [lane for report in reports for lane in report["registers"].get("lanes", [])] in (
-        ["serving", "cooking"],
-        ["serving", "baking"],
-    )
+    lanes = {lane for report in reports for lane in report["registers"].get("lanes", [])}
+    assert len(lanes & {"cooking", "baking"}) == 1
 
 
 def test_a_plugin_cannot_take_a_core_commands_place(site: Site) -> None:

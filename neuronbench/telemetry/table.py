@@ -265,4 +265,3 @@ def _nearest(times: array[int], instant_ns: int) -> int:
     if after == len(times) or (after > 0 and instant_ns - times[after - 1] <= times[after] - instant_ns):
         return after - 1
     return after
-

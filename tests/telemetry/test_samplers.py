@@ -174,9 +174,7 @@ def test_scrape(metrics_server: Any, scraper: Callable[..., Prometheus]) -> None
     assert headers["Authorization"] == "Bearer secret"
 
 
-def test_scrape_of_everything_with_buckets(
-    metrics_server: Any, scraper: Callable[..., Prometheus]
-) -> None:
+def test_scrape_of_everything_with_buckets(metrics_server: Any, scraper: Callable[..., Prometheus]) -> None:
     metrics_server.answer = lambda: (200, PAGE)
     values = scraper(f"{metrics_server.url}?name[]=x", buckets=True).read()
     assert values['http_requests_total{method="GET"}'] == 9.0
@@ -196,9 +194,7 @@ def test_a_connection_that_the_server_closed_is_opened_again(
     assert len(metrics_server.connections) == 3
 
 
-def test_an_endpoint_that_is_wrong_hangs_or_vanishes(
-    metrics_server: Any, scraper: Callable[..., Prometheus]
-) -> None:
+def test_an_endpoint_that_is_wrong_hangs_or_vanishes(metrics_server: Any, scraper: Callable[..., Prometheus]) -> None:
     sampler = scraper(metrics_server.url, prefixes=["vllm:"], timeout_s=0.1)
     metrics_server.answer = lambda: (404, "not here")
     with pytest.raises(ScrapeError, match="expected status 200, found 404 Not Found"):
