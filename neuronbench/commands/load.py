@@ -103,9 +103,11 @@ def load(
     _one_of("--dataset-format", dataset_format, ("sharegpt", "jsonl", "bodies"))
     limits = dict(_limit(text) for text in slo or ())
     chosen: Any = {"api": api, "arrivals": arrivals}
+    if concurrency is None and rate is None:
+        concurrency = 1
     try:
         job = Job(
-            url=clean_url(url), model=model, concurrency=1 if concurrency is None and rate is None else concurrency, rate=rate,
+            url=clean_url(url), model=model, concurrency=concurrency, rate=rate,
             requests=requests, duration_s=duration, input_tokens=input_tokens, output_tokens=output_tokens, seed=seed,
             warmup=warmup, tokenizer=tokenizer, deadline_s=deadline or settings.deadlines.point,
             api_key=os.environ.get(api_key_env) or None, **chosen,
