@@ -6,8 +6,8 @@ hooks and `neuronbench.protocols` for what plugins implement.
 
 from neuronbench.bench import bench
 from neuronbench.hookspecs import hookimpl
-from neuronbench.load.arrivals import closed_loop
-from neuronbench.load.workload import synthetic
+from neuronbench.load.arrivals import burst, closed_loop, constant, gamma, poisson, ramp, sessions, steps, trace
+from neuronbench.load.workload import dataset, empirical, lognormal, synthetic, uniform, warm_up
 from neuronbench.model import Failure, Gate, Metric, Outcome, Point, Record, ResourceSpec
 from neuronbench.protocols import (
     Backend,
@@ -58,9 +58,22 @@ __all__ = [
     "Stack",
     "Unsupported",
     "Vocabulary",
-    "bench",
-    "closed_loop",
-    "hookimpl",
-    "synthetic",
     "__version__",
+    "bench",
+    "burst",
+    "closed_loop",
+    "constant",
+    "dataset",
+    "empirical",
+    "gamma",
+    "hookimpl",
+    "lognormal",
+    "poisson",
+    "ramp",
+    "sessions",
+    "steps",
+    "synthetic",
+    "trace",
+    "uniform",
+    "warm_up",
 ]

@@ -21,6 +21,7 @@ from neuronbench.telemetry.request import TelemetryRequest
 
 if TYPE_CHECKING:
     from neuronbench.load.reduce import Reduction
+    from neuronbench.load.workload import Warmup
     from neuronbench.measure_device import Timed
     from neuronbench.session import OpenRecord, Session
 
@@ -139,12 +140,16 @@ class Measure:
         arrivals: Any,
         workload: Any,
         *,
-        api: Literal["completions", "chat"] | None = None,
+        api: Literal["completions", "chat", "responses", "embeddings", "score", "rerank"] | None = None,
         slo: Mapping[str, float] | None = None,
+        warmup: Warmup | None = None,
+        processes: int = 1,
     ) -> Served:
         """Send `workload` to `endpoint` as `arrivals` say and record what came of it.
 
-        Warm-up, ramp, steady window, drain; telemetry of the server meanwhile. `api` defaults to the point's own.
+        Warm-up, ramp, steady window, drain; telemetry of the server meanwhile. `api` defaults to the point's own,
+        `slo` (limits per request in ms by metric id, for goodput) to that of `nb.bench`, `warmup` to one request more
+        than are in flight. Several driver `processes` share one schedule; one is enough for some hundred streams.
         Raises `PointFailure` when there is no result (server gone, driver killed, deadline), after everything that
         was seen has been recorded.
         """
@@ -159,6 +164,8 @@ class Measure:
             telemetry=self._telemetry,
             api=api or self.point.get("api") or "completions",
             slo={**self._slo, **(slo or {})},
+            warmup=warmup,
+            processes=processes,
         )
 
     def latency(self, model: CompiledModel, *, calls: int, warmup: int = 10) -> Timed:

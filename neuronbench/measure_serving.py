@@ -10,16 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from neuronbench.measure import DeadlineExceeded, PointFailure, Served, clock_epoch, reduction_served
-from neuronbench.model import Failure, Gate, Record, fingerprint
+from neuronbench.model import Failure, Gate, Metric, Record, fingerprint
 from neuronbench.protocols import Endpoint, SamplerSpec
 from neuronbench.telemetry.request import TelemetryRequest
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
     from neuronbench.load.run import Drive
+    from neuronbench.load.workload import Warmup
     from neuronbench.session import OpenRecord, Session
     from neuronbench.telemetry.recorder import Telemetry
 
@@ -35,8 +36,10 @@ def serve(
     workload: Any,
     *,
     telemetry: TelemetryRequest,
-    api: Literal["completions", "chat"],
+    api: str,
     slo: Mapping[str, float],
+    warmup: Warmup | None = None,
+    processes: int = 1,
 ) -> Served:
     """Measure and record; see `Measure.serve`."""
     from neuronbench.load.plan import make_plan
@@ -58,6 +61,7 @@ def serve(
         vocabulary=endpoint.vocabulary,
         api_key=endpoint.api_key,
         seed=seed_of(record),
+        warmup=warmup,
     )
     record.workload.update(plan.describe(), epoch=clock_epoch(), slo=dict(slo), engine="native")
 
@@ -78,13 +82,13 @@ def serve(
                 deadline_s=settings.deadlines.point,
                 timeouts=Timeouts(first_token_s=settings.deadlines.first_token, total_s=settings.deadlines.request),
                 api_key=endpoint.api_key,
+                processes=processes,
             ),
         )
     finally:
         sampled = telemetry.result = recorder.stop()
     reduction = reduce_run(plan, scratch / "out", table=opened.folder / "requests.parquet", slo=slo, drive=driven)
     _record(opened, reduction, sampled, settings)
-    record.gate(token_conservation(opened.folder / "requests.parquet", sampled))
     _discard(scratch)
     failure = _failure(session, endpoint, driven)
     if failure is not None:
@@ -130,7 +134,6 @@ def default_samplers(endpoint: Endpoint) -> list[SamplerSpec]:
 
 def _record(opened: OpenRecord, reduction: Any, sampled: Telemetry, settings: Settings) -> None:
     from neuronbench.calibration import client_error
-    from neuronbench.telemetry.summary import server_metrics, serving_counters, telemetry_gate
 
     record = opened.record
     record.add(*reduction.metrics)
@@ -142,47 +145,30 @@ def _record(opened: OpenRecord, reduction: Any, sampled: Telemetry, settings: Se
         record.tables["telemetry"] = sampled.table.name
     if sampled.problem:
         record.notes.append(f"telemetry: {sampled.problem}")
-    start_ns, end_ns = reduction.window.get("start_ns"), reduction.window.get("end_ns")
-    if start_ns is not None and end_ns is not None:
-        record.add(*server_metrics(sampled, start_ns, end_ns), *serving_counters(sampled, start_ns, end_ns))
-        record.gate(telemetry_gate(sampled, start_ns, end_ns))
+    metrics, gates = server_evidence(reduction.window, sampled)
+    record.add(*metrics)
+    record.gate(*gates)
     record.workload["client_error"], gate = client_error(settings, record.metrics)
     record.gate(gate)
 
 
-def token_conservation(table: Path, sampled: Telemetry) -> Gate:
-    """The tokens that the answers' usage adds up to against those that the server's counters say, over the whole drive.
+def server_evidence(window: Mapping[str, Any], sampled: Telemetry) -> tuple[list[Metric], list[Gate]]:
+    """What the server's side says of a window: its processes, its counters, and whether they agree with the client's.
 
-    More on the server's side are other clients, or tokens it generated and never reported; fewer are usage it made up.
+    `window` is that of a `Reduction`.
     """
-    import pyarrow.compute as compute
-    import pyarrow.parquet as parquet
-
-    from neuronbench.telemetry.summary import token_totals
+    from neuronbench.load.gates import token_conservation
+    from neuronbench.telemetry.summary import server_metrics, serving_counters, telemetry_gate, token_totals
 
     counted = token_totals(sampled)
-    rows = parquet.read_table(table, columns=["input_tokens", "output_tokens"])
-    limit, observed, unknown = 0.005, 0.0, []
-    for name, server in (("input_tokens", counted.prompt_tokens), ("output_tokens", counted.generation_tokens)):
-        column = rows[name]
-        if server is None or column.null_count or not len(column):
-            unknown.append(name)
-            continue
-        client = compute.sum(column).as_py()
-        observed = max(observed, abs(server - client) / max(client, 1))
-    if unknown:
-        why = "; ".join(counted.notes) or "requests without usage"
-        return Gate(
-            id="token_conservation", passed=None, limit=limit, unit="share", message=f"{', '.join(unknown)}: {why}"
-        )
-    return Gate(
-        id="token_conservation",
-        passed=observed <= limit,
-        observed=observed,
-        limit=limit,
-        unit="share",
-        message="difference between the usage of all answers and the server's own counters",
-    )
+    gates = [
+        token_conservation(window, prompt_tokens=counted.prompt_tokens, generation_tokens=counted.generation_tokens)
+    ]
+    start_ns, end_ns = window.get("start_ns"), window.get("end_ns")
+    if start_ns is None or end_ns is None:
+        return [], gates
+    metrics = [*server_metrics(sampled, start_ns, end_ns), *serving_counters(sampled, start_ns, end_ns)]
+    return metrics, [*gates, telemetry_gate(sampled, start_ns, end_ns)]
 
 
 def _failure(session: Session, endpoint: Endpoint, driven: Drive) -> Failure | None:

@@ -120,7 +120,7 @@ class Session:
         return self._id
 
     def plan(self, points: Sequence[str]) -> None:
-        """Note in the session's manifest which points it is going to run, so that a killed one shows what is missing."""
+        """Note in the manifest which points the session is going to run: a killed one then shows what is missing."""
         self.store.update_session(self.id, planned=tuple(points))
 
     @property

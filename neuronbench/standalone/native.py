@@ -21,7 +21,6 @@ from neuronbench.standalone.result import Result
 if TYPE_CHECKING:
     from neuronbench.config import Settings
     from neuronbench.load.plan import Plan
-    from neuronbench.load.reduce import Reduction
     from neuronbench.protocols import Progress
     from neuronbench.serving.server import OpenAIServer
     from neuronbench.telemetry.recorder import Telemetry
@@ -136,7 +135,7 @@ def measure(
         environment=environment_of(settings),
         started_at=started,
     )
-    _server_side(result, reduction, sampled, settings)
+    _server_side(result, sampled, settings)
     _discard(scratch)
     result.duration_s = time.monotonic() - begun
     return result
@@ -191,25 +190,17 @@ def _plan(job: Job, extras: Extras, endpoint: OpenAIServer, folder: Path) -> Pla
         raise MeasureError(str(error), usage=True) from error
 
 
-def _server_side(result: Result, reduction: Reduction, sampled: Telemetry, settings: Settings) -> None:
+def _server_side(result: Result, sampled: Telemetry, settings: Settings) -> None:
     """What telemetry and calibration add: the server's own counters, and what the client may have added itself."""
     from neuronbench.calibration import client_error
-    from neuronbench.load.gates import token_conservation
-    from neuronbench.telemetry.summary import server_metrics, serving_counters, telemetry_gate, token_totals
+    from neuronbench.measure_serving import server_evidence
 
-    metrics, gates = list(result.metrics), list(result.gates)
-    start_ns, end_ns = result.window.get("start_ns"), result.window.get("end_ns")
-    if start_ns is not None and end_ns is not None:
-        metrics += [*server_metrics(sampled, start_ns, end_ns), *serving_counters(sampled, start_ns, end_ns)]
-        gates.append(telemetry_gate(sampled, start_ns, end_ns))
-    counted = token_totals(sampled)
-    gates.append(
-        token_conservation(reduction, prompt_tokens=counted.prompt_tokens, generation_tokens=counted.generation_tokens)
-    )
+    metrics, gates = server_evidence(result.window, sampled)
+    result.metrics = [*result.metrics, *metrics]
     if sampled.problem:
         result.notes.append(f"telemetry: {sampled.problem}")
-    result.client_error, gate = client_error(settings, {metric.key: metric for metric in metrics})
-    result.metrics, result.gates = metrics, [*gates, gate]
+    result.client_error, gate = client_error(settings, {metric.key: metric for metric in result.metrics})
+    result.gates = [*result.gates, *gates, gate]
 
 
 def environment_of(settings: Settings) -> dict[str, Json]:

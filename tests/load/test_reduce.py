@@ -305,14 +305,14 @@ def test_a_million_gaps_more_than_are_kept_exactly_stay_within_a_bin() -> None:
 def test_tokens_are_conserved_or_the_gate_says_by_how_much(tmp_path: Path) -> None:
     found = reduced(tmp_path, [regular(k, OPENED + k) for k in range(20)])
     assert found.window["totals"] == {"prompt_tokens": 60, "generation_tokens": 100, "uncounted_requests": 0}
-    assert token_conservation(found, prompt_tokens=60, generation_tokens=100).passed is True
-    assert token_conservation(found, prompt_tokens=60, generation_tokens=101).passed is False
-    assert token_conservation(found, prompt_tokens=None, generation_tokens=None).passed is None
+    assert token_conservation(found.window, prompt_tokens=60, generation_tokens=100).passed is True
+    assert token_conservation(found.window, prompt_tokens=60, generation_tokens=101).passed is False
+    assert token_conservation(found.window, prompt_tokens=None, generation_tokens=None).passed is None
 
 
 def test_requests_without_usage_leave_conservation_open(tmp_path: Path) -> None:
     found = reduced(tmp_path, [regular(0, OPENED, n_out=-1, n_in=-1), regular(1, OPENED)])
-    gate = token_conservation(found, prompt_tokens=60, generation_tokens=100)
+    gate = token_conservation(found.window, prompt_tokens=60, generation_tokens=100)
     assert gate.passed is None
     assert "1 requests without usage" in gate.message
 
