@@ -294,15 +294,19 @@ def floor_gate(least_ms: float, floor: Floor) -> Gate:
 
 
 def _cover_gate(run: Run) -> Gate:
-    start, _ = run.span_ns
+    start, end = run.span_ns
     late_ms = max((loop.begun_ns - start) / 1e6 for loop in run.loops)
+    early_ms = max((end - loop.stopped_ns) / 1e6 for loop in run.loops)
+    missing_ms = max(late_ms, early_ms, 0.0)
+    why = f"a worker began {late_ms:.0f} ms after the window had opened" if late_ms > 0 else ""
+    why = why or f"a worker's calls ended {early_ms:.0f} ms before the window closed"
     return Gate(
         id="window_covered",
-        passed=late_ms <= 0,
-        observed=round(max(late_ms, 0.0), 3),
+        passed=missing_ms == 0,
+        observed=round(missing_ms, 3),
         limit=0,
         unit="ms",
-        message="" if late_ms <= 0 else f"a worker began {late_ms:.0f} ms after the window had opened",
+        message=why if missing_ms else "",
     )
 
 

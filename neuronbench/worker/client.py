@@ -283,10 +283,14 @@ class Worker:
         now = failures.oom_kills()
         killed = None if now is None or self._oom_kills is None else now > self._oom_kills
         how = failures.describe_exit(status) or "ended"
-        return failures.classify(
+        found = failures.classify(
             self.said(), phase=phase, exit_status=status, extra_rules=self._rules, log_name=self.log.name,
             message=f"the worker {how} {self._busy_with()}", oom_killed=killed,
         )  # fmt: skip
+        if found.kind != failures.UNCLASSIFIED or found.causal_line:
+            return found
+        cause = "a library in it ended the process without a word"
+        return replace(found, kind="worker_exited", cause=cause, remedy="Read the end of the worker's log.")
 
     def _ended(self, phase: str) -> NoReturn:
         with contextlib.suppress(subprocess.TimeoutExpired):

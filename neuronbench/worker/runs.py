@@ -128,7 +128,13 @@ def windowed(worker: int, facts: Mapping[str, int], stamps_ns: Any) -> Loop:
 
     facts = {**facts, "bookkeeping_ns": 0}  # part of the gaps between stamps
     durations = np.diff(np.concatenate([[facts["begun_ns"]], stamps_ns]))
-    return Loop(worker=worker, durations_ns=durations, ends_ns=stamps_ns + facts["clock_offset_ns"], **_instants(facts))
+    return Loop(
+        worker=worker,
+        durations_ns=durations,
+        ends_ns=stamps_ns + facts["clock_offset_ns"],
+        probe_escape=facts["probe_escape_ppm"] / 1e6,
+        **_instants(facts),
+    )
 
 
 def _instants(facts: Mapping[str, int]) -> dict[str, int]:

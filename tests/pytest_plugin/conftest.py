@@ -26,6 +26,8 @@ def register_resources(register):
     register(ProviderInfo(name="endpoint/fake", kind="endpoint", families=("fake",), target="fakes:FakeProvider"))
     register(ProviderInfo(name="endpoint/truth", kind="endpoint", families=("truth",),
                           target="truth_plugin:TruthProvider"))
+    register(ProviderInfo(name="compiled_model/toy", kind="compiled_model", families=("fake",),
+                          target="neuronbench.testing.toy_model:ToyProvider"))
 """
 
 FAKES = """

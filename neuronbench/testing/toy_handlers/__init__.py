@@ -1,0 +1,1 @@
+"""Handlers for tests of whatever deals with workers; loaded by workers, never imported."""

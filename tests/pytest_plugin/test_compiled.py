@@ -1,0 +1,287 @@
+"""Compiled models through pytest: compile records, loops, traps, failures, pytest-benchmark; with real toy workers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_process_and_cache(project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.in_process = False
+    monkeypatch.setenv("NEURONBENCH_CACHE_DIR", str(project.path / "cache"))
+
+
+def by_behaviour(project) -> dict[str, dict[str, Any]]:
+    return {record["point"]["params"].get("behaviour", "plain"): record for record in project.records()}
+
+
+def failed_gates(record: dict[str, Any]) -> set[str]:
+    return {gate["id"] for gate in record["gates"] if gate["passed"] is False and gate["severity"] == "invalid"}
+
+
+LOOPS = """
+@nb.bench(lane="encoder", params={"work_us": 2000})
+def bench_latency(compiled_model, measure):
+    timed = measure.latency(compiled_model, calls=400)
+    assert timed["latency_p50_ms"] >= 2
+
+@nb.bench(lane="encoder", params={"work_us": 2000})
+def bench_throughput(compiled_model, measure):
+    measure.throughput(compiled_model, seconds=1.5, workers=1)
+    measure.check("throughput_items_s", at_most=2 / 0.002)
+
+@nb.bench(lane="encoder", params={"work_us": 2000})
+def bench_both_and_agreement(compiled_model, measure):
+    measure.latency(compiled_model, calls=20)
+    measure.throughput(compiled_model, seconds=0.3, workers=1)
+    measure.agreement(compiled_model, compiled_model.batch(seed=3))
+    measure.check("max_abs_err", at_most=1e-6)
+"""
+
+
+def test_loops_are_recorded_with_bounds_gates_and_every_call_and_one_compile_serves_them(project) -> None:
+    project.bench(LOOPS)
+    result = project.run("-m", "fake and encoder", "-v")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["*bench_latency*PASSED*p50*ms*", "compiles: 1 compiled, 0 from the cache"])
+    (made,) = project.records("compile")
+    assert made["outcome"] == "ok"
+    assert made["name"].startswith("compile-compiled_model-")
+    assert made["metrics"]["cache_misses_artifacts"]["value"] == 1
+    records = {record["point"]["benchmark"].rpartition("bench_")[2]: record for record in project.records()}
+    assert all(record["resource"]["boot_receipt"] == f"{made['session']}/{made['name']}" for record in records.values())
+
+    latency = records["latency"]
+    assert latency["validity"] == "valid"
+    assert failed_gates(latency) == set()
+    p50 = latency["metrics"]["latency_p50_ms"]
+    assert 2 <= p50["low"] <= p50["value"] <= p50["high"]
+    assert p50["n"] == 400
+    assert latency["metrics"]["latency_wall_ms"]["value"] >= 2
+    assert latency["metrics"]["worker_rss_max_MiB"]["value"] > 1
+    folder = project.receipts / latency["session"] / latency["name"]
+    calls = parquet.read_table(folder / latency["tables"]["calls"])
+    assert calls.num_rows == 400
+    assert min(calls["duration_ns"].to_pylist()) >= 2_000_000
+    assert parquet.read_table(folder / latency["tables"]["telemetry"]).num_rows > 0
+    assert latency["workload"]["loops"][0]["batch_size"] == 2
+
+    rate = records["throughput"]["metrics"]["throughput_items_s"]
+    rows = parquet.read_table(project.receipts / latency["session"] / records["throughput"]["name"] / "calls.parquet")
+    assert rate["value"] == pytest.approx(2 * sum(rows["in_window"].to_pylist()) / 1.5)
+    assert records["throughput"]["metrics"]["throughput_wall_items_s"]["value"] <= 2 / 0.002
+    both = records["both_and_agreement"]
+    assert both["metrics"]["latency_p50_ms"]["n"] == 20  # of the first measurement; results are never overwritten
+    assert len(both["workload"]["loops"]) == 2
+    assert both["metrics"]["max_abs_err"]["value"] == 0
+
+
+def test_every_trap_is_invalid_by_its_gate_and_honest_points_around_it_are_not(project) -> None:
+    traps = {
+        "asynchronous": "timer_escapes_device",
+        "queued": "timer_escapes_device",
+        "nan": "non_finite_output",
+        "turns_nan": "non_finite_output",
+        "too_fast": "implausible",
+        "ignores_mask": "mask_ignored",
+    }
+    project.bench(
+        f'@pytest.mark.parametrize("behaviour", {["plain", *traps]!r})\n'
+        '@nb.bench(lane="encoder", params={"work_us": 2000})\n'
+        "def bench_trap(compiled_model, measure, behaviour):\n    measure.latency(compiled_model, calls=150)\n"
+    )
+    result = project.run("-m", "fake and encoder", "-v")
+    result.assert_outcomes(passed=7)
+    records = by_behaviour(project)
+    assert failed_gates(records["plain"]) == set()
+    for behaviour, gate in traps.items():
+        assert gate in failed_gates(records[behaviour]), behaviour
+        assert records[behaviour]["validity"] == "invalid"
+        assert records[behaviour]["metrics"]["latency_mean_ms"]["n"] == 150
+    result.stdout.fnmatch_lines(["*bench_trap*ignores_mask*INVALID*"])
+    result.stdout.fnmatch_lines(["*invalid: mask_ignored*padding*"])
+
+
+def test_every_way_of_failing_is_classified_and_the_next_point_runs(project) -> None:
+    ways = {
+        "end_kill": "killed",
+        "end_exit": "worker_exited",
+        "end_raise": "worker_exception",
+        "end_memory": "host_oom",
+    }
+    order = [name for way in ways for name in (way, f"after_{way}")]
+    project.bench(
+        f'@pytest.mark.parametrize("behaviour", {order!r})\n'
+        '@nb.bench(lane="encoder")\n'
+        "def bench_way(compiled_model, measure, behaviour):\n    measure.latency(compiled_model, calls=30)\n"
+        '@pytest.mark.parametrize("again", [1, 2])\n'
+        '@nb.bench(lane="encoder", params={"behaviour": "end_kill"})\n'
+        "def bench_again(compiled_model, measure, again):\n    measure.latency(compiled_model, calls=30)\n"
+    )
+    result = project.run("-m", "fake and encoder")
+    result.assert_outcomes(passed=len(ways), failed=len(ways) + 2)
+    records = {record["point"]["id"]: record for record in project.records()}
+    for way, kind in ways.items():
+        failed = records[f"encoder.way-fake-behaviour={way}"]
+        assert failed["outcome"] == "error", way
+        assert failed["error"]["kind"] == kind
+        assert failed["error"]["phase"] == "window"
+        assert failed["error"]["message"]
+        assert records[f"encoder.way-fake-behaviour=after_{way}"]["outcome"] == "ok"
+    raised = records["encoder.way-fake-behaviour=end_raise"]
+    assert raised["error"]["causal_line"] == "ValueError: the toy was told to raise"
+    assert raised["error"]["log"] in raised["attachments"]
+    # A model that was killed is made again for the next point that needs it, from the artifact that is there.
+    assert [record["error"]["kind"] for id, record in records.items() if "again" in id] == ["killed", "killed"]
+    names = [record["name"] for record in project.records("compile")]
+    assert sum(name.endswith("-2") for name in names) == 1
+
+
+def test_a_worker_that_hangs_is_a_timeout(project) -> None:
+    project.bench(
+        '@pytest.mark.parametrize("behaviour", ["end_hang", "plain"])\n@nb.bench(lane="encoder")\n'
+        "def bench_it(compiled_model, behaviour):\n"
+        "    compiled_model._plan.call_deadline_s = 1.0\n    compiled_model.latency(calls=30)\n"
+    )
+    project.run("-m", "fake and encoder").assert_outcomes(passed=1, failed=1)
+    hung = by_behaviour(project)["end_hang"]
+    assert (hung["outcome"], hung["error"]["kind"]) == ("timeout", "worker_timeout")
+    assert hung["error"]["causal_line"] == "about to hang"
+
+
+BENCH = '@nb.bench(lane="encoder", params={"work_us": 100, "flags": FLAGS})\ndef bench_it(compiled_model):\n    pass\n'
+
+
+def test_a_second_session_compiles_nothing_and_says_so_and_another_flag_compiles_again(project) -> None:
+    project.bench(BENCH.replace("FLAGS", "{}"))
+    project.run("-m", "fake and encoder").stdout.fnmatch_lines(["compiles: 1 compiled, 0 from the cache"])
+    again = project.run("-m", "fake and encoder")
+    again.stdout.fnmatch_lines(["compiles: nothing was compiled, 1 from the cache"])
+    first, second = project.records("compile")
+    assert (first["resource"]["facts"]["artifact"]["cache"], second["resource"]["facts"]["artifact"]["cache"]) == (
+        "miss",
+        "hit",
+    )
+    assert second["metrics"]["cache_hits_artifacts"]["value"] == 1
+    project.bench(BENCH.replace("FLAGS", "{'fast': True}"))
+    project.run("-m", "fake and encoder").stdout.fnmatch_lines(["compiles: 1 compiled, 0 from the cache"])
+    journal = (project.path / "cache" / "artifacts" / "journal.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in journal] == ["miss", "published", "hit", "miss", "published"]
+
+
+@pytest.mark.parametrize(("flag", "kind"), [("break", "worker_exception"), ("die", "killed")])
+def test_a_compile_that_fails_is_a_record_and_is_tried_again_in_the_next_session(project, flag, kind) -> None:
+    project.bench(BENCH.replace("FLAGS", f"{{'{flag}': True}}"))
+    for _ in range(2):
+        project.run("-m", "fake and encoder").assert_outcomes(errors=1)
+    first, second = project.records("compile")
+    for record in (first, second):
+        assert record["outcome"] == "error"
+        assert record["error"]["kind"] == kind
+        assert record["error"]["phase"] == "boot"
+    failure = next((project.path / "cache" / "artifacts").glob("*.failure.json"))
+    assert json.loads(failure.read_text())["times"] == 2
+    (project.path / "cache" / "artifacts" / failure.name).unlink()
+
+
+CALL = """
+@nb.bench(lane="encoder", params={"work_us": 3000})
+def bench_call(compiled_model, benchmark):
+    benchmark.pedantic(compiled_model.call, rounds=30, warmup_rounds=2)
+
+@pytest.mark.benchmark(group="mine", min_rounds=3, max_time=0.05)
+@nb.bench(lane="encoder", params={"work_us": 3000})
+def bench_calibrated(compiled_model, benchmark):
+    benchmark(compiled_model.call)
+"""
+
+
+def test_pytest_benchmark_times_a_compiled_model_by_the_workers_clock(project) -> None:
+    project.bench(CALL)
+    result = project.run("-m", "fake and encoder", "--benchmark-json", "out.json", "--benchmark-save", "one")
+    result.assert_outcomes(passed=2)
+    output = json.loads((project.path / "out.json").read_text())
+    entries = {entry["name"].partition("[")[0]: entry for entry in output["benchmarks"]}
+    call = entries["bench_call"]
+    assert call["stats"]["rounds"] == 30
+    assert call["stats"]["min"] >= 0.003
+    assert entries["bench_calibrated"]["group"] == "mine"
+    assert entries["bench_calibrated"]["options"]["timer"] == "worker_clock"
+    assert output["machine_info"]["neuronbench"]["cpu_model"]
+    assert output["machine_info"]["neuronbench"]["backends"]["fake"]["fake.version"] == "1"
+
+    records = {record["point"]["benchmark"].rpartition("bench_")[2]: record for record in project.records()}
+    record = records["call"]
+    told = call["extra_info"]["neuronbench"]
+    assert told["receipt"].endswith(record["name"])
+    assert told["validity"] == record["validity"]
+    latency = record["metrics"]["latency_mean_ms"]
+    assert latency["n"] == 30
+    assert latency["value"] == pytest.approx(1e3 * call["stats"]["mean"])
+    assert {gate["id"] for gate in record["gates"]} == {
+        "timer_escapes_device", "implausible", "non_finite_output", "mask_ignored",
+    }  # fmt: skip
+    assert record["workload"]["pytest_benchmark"]["timer"] == "worker_clock"
+    again = project.run("-m", "fake and encoder", "--benchmark-compare", "--benchmark-compare-fail", "mean:5000%")
+    again.assert_outcomes(passed=2)
+    for row in ("*bench_call*(NOW)*", "*bench_call*(0001_one)*"):
+        again.stdout.fnmatch_lines([row])
+
+
+def test_traps_do_not_pass_by_pytest_benchmark_either(project) -> None:
+    project.bench(
+        '@pytest.mark.parametrize("behaviour", ["asynchronous", "too_fast", "nan", "ignores_mask"])\n'
+        '@nb.bench(lane="encoder", params={"work_us": 3000})\n'
+        "def bench_call(compiled_model, benchmark, behaviour):\n"
+        "    benchmark.pedantic(compiled_model.call, rounds=10)\n"
+    )
+    project.run("-m", "fake and encoder").assert_outcomes(passed=4)
+    records = by_behaviour(project)
+    assert "timer_escapes_device" in failed_gates(records["asynchronous"])
+    assert "implausible" in failed_gates(records["too_fast"])
+    assert "non_finite_output" in failed_gates(records["nan"])
+    assert "mask_ignored" in failed_gates(records["ignores_mask"])
+
+
+PLAIN = """
+import pytest
+
+@pytest.mark.parametrize("size", [10, 100])
+def test_sum(benchmark, size):
+    benchmark(sum, range(size))
+
+def test_wrong(benchmark):
+    benchmark.pedantic(sum, args=([1],), rounds=5)
+    assert 1 == 2
+
+def test_nothing():
+    pass
+"""
+
+
+def test_any_test_that_pytest_benchmark_timed_can_leave_a_receipt(project) -> None:
+    project.pytester.makepyfile(test_plain=PLAIN)
+    project.run("--benchmark-max-time", "0.01").assert_outcomes(passed=3, failed=1)
+    assert project.records() == []
+    result = project.run("--benchmark-max-time", "0.01", "--nb-record-benchmarks", "--benchmark-json", "out.json")
+    result.assert_outcomes(passed=3, failed=1)
+    records = {record["point"]["id"]: record for record in project.records()}
+    assert set(records) == {
+        "microbench.test_sum-cpu-size=10", "microbench.test_sum-cpu-size=100", "microbench.test_wrong-cpu",
+    }  # fmt: skip
+    small = records["microbench.test_sum-cpu-size=10"]
+    assert small["outcome"] == "ok"
+    assert small["point"]["params"] == {"size": 10}
+    assert small["metrics"]["call_time_mean_ms"]["value"] > 0
+    wrong = records["microbench.test_wrong-cpu"]
+    assert wrong["outcome"] == "failed"
+    assert wrong["metrics"]["call_time_mean_ms"]["n"] == 5
+    assert "assert 1 == 2" in wrong["error"]["message"]
+    entries = json.loads((project.path / "out.json").read_text())["benchmarks"]
+    cited = {entry["name"]: entry["extra_info"]["neuronbench"]["receipt"] for entry in entries}
+    assert cited["test_sum[10]"].endswith(small["name"])
+    result.stdout.fnmatch_lines(["*microbench: *"])

@@ -1,0 +1,100 @@
+"""The timed loops in this process: what is counted, what is not, and what is left as it was."""
+
+from __future__ import annotations
+
+import gc
+import time
+from array import array
+
+import pytest
+
+from neuronbench.worker import loops, tensors
+
+
+def pause(us: float):
+    def call() -> int:
+        until = time.perf_counter_ns() + round(us * 1e3)
+        while time.perf_counter_ns() < until:
+            pass
+        return 1
+
+    return call
+
+
+def test_each_call_is_timed_and_the_warm_up_is_not() -> None:
+    made: list[int] = []
+    call = pause(50)
+    facts, durations, output = loops.latency(lambda: made.append(1) or call(), lambda output: None, 40, warmup=5)
+    probe = len(made) - 5 - 40
+    assert probe in range(loops.PROBE_LOOPS * 2, loops.PROBE_LOOPS * loops.PROBE_CALLS + 1)
+    assert len(durations) == 40
+    assert min(durations) >= 50_000
+    assert output == 1
+    assert facts["begun_ns"] + sum(durations) <= facts["stopped_ns"] <= facts["ended_ns"]
+
+
+def test_the_transfer_of_a_finished_output_is_no_escape() -> None:
+    slow = pause(20_000)
+    facts, _, _ = loops.latency(pause(200), lambda output: slow(), 10, warmup=1)
+    assert facts["transfer_ns"] >= 20_000_000
+    assert facts["probe_escape_ppm"] < 900_000  # it would be more with the 20 ms in it
+
+
+def test_a_window_goes_on_until_a_call_has_ended_after_its_close() -> None:
+    go = time.perf_counter_ns() + 1_000_000_000
+    close = go + 20_000_000
+    facts, stamps, _ = loops.window(pause(500), lambda output: None, go, close, capacity=2)
+    assert facts["begun_ns"] >= go
+    assert all(stamp < close for stamp in stamps[:-1])
+    assert stamps[-1] >= close
+    assert list(stamps) == sorted(stamps)
+    assert len(stamps) > 2  # more than was expected
+
+
+def test_a_window_ends_at_the_limit_of_calls() -> None:
+    now = time.perf_counter_ns()
+    _, stamps, _ = loops.window(pause(10), lambda output: None, now, now + 60_000_000_000, capacity=3, limit=50)
+    assert len(stamps) == 50
+    assert min(stamps) > 0
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_off_while_timing_and_then_as_it_was(enabled: bool) -> None:
+    seen: list[bool] = []
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        loops.latency(lambda: seen.append(gc.isenabled()), lambda output: None, 3, warmup=1)
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was else gc.disable)()
+    assert seen[1:] == [False] * (len(seen) - 1)
+
+
+def test_an_exception_leaves_the_garbage_collector_on() -> None:
+    calls = iter([None, None])
+    with pytest.raises(StopIteration):
+        loops.latency(lambda: next(calls), lambda output: None, 100, warmup=1)
+    assert gc.isenabled()
+
+
+def test_bookkeeping_is_what_an_empty_loop_takes() -> None:
+    each = loops.bookkeeping_ns(500)
+    assert 0 <= each < 100_000
+    durations = array("q", bytes(80))
+    begun, stopped, output = loops.spin(lambda: "x", durations)
+    assert output == "x"
+    assert stopped - begun >= sum(durations)
+
+
+def test_tensors_are_checked_written_and_taken_once(tmp_path) -> None:
+    given = {"a": ("float32", (2, 2), bytes(16)), "b": ("bool", (3,), b"\1\0\1"), "none": ("int64", (0, 4), b"")}
+    described = tensors.write(given, str(tmp_path), "x")
+    taken = tensors.take(described, str(tmp_path))
+    assert {name: tuple(value) for name, value in taken.items()} == given
+    assert taken["b"].numpy().tolist() == [True, False, True]
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="takes 16 bytes, found 4"):
+        tensors.write({"a": ("float32", (4,), b"1234")}, str(tmp_path), "x")
+    with pytest.raises(ValueError, match="bfloat16"):
+        tensors.write({"a": ("bfloat16", (2,), b"1234")}, str(tmp_path), "x")
