@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from neuronbench.model import Metric, Outcome, Provenance, Record, Validity
+from neuronbench.model import Gate, Metric, Outcome, Provenance, Record, Validity
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -104,7 +104,7 @@ def lane_table(title: str, records: Sequence[Record], keys: Sequence[str]) -> Ta
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    table.add_column("point", overflow="fold")
+    table.add_column("point", overflow="fold", min_width=min(14, max(map(len, short_ids(records)), default=5)))
     several = any(record.repeat > 1 for record in records)
     if several:
         table.add_column("r", justify="right", no_wrap=True)
@@ -195,17 +195,27 @@ def failure_lines(records: Sequence[Record]) -> list[str]:
 
 
 def gate_lines(records: Sequence[Record]) -> list[str]:
-    """Gates that failed, each with how many records and the first one's observation."""
-    groups: dict[tuple[str, str], list[tuple[Record, str]]] = {}
+    """Gates that failed, each with how many records and the first one's observation and limit."""
+    groups: dict[tuple[str, str], list[Gate]] = {}
     for record in records:
         for gate in record.gates:
-            if gate.passed is False:
-                groups.setdefault((gate.severity, gate.id), []).append((record, gate.message))
-    return [
-        f"{severity}: {gate_id} ({len(members)} record{'s' if len(members) > 1 else ''}): {members[0][1]}"
-        for (severity, gate_id), members in groups.items()
-        if severity != "info"
-    ]
+            if gate.passed is False and gate.severity != "info":
+                groups.setdefault((gate.severity, gate.id), []).append(gate)
+    lines = []
+    for (severity, gate_id), gates in groups.items():
+        first, count = gates[0], f"{len(gates)} record{'s' if len(gates) > 1 else ''}"
+        seen = f"{_short(first.observed)} {first.unit}".strip() + f" (limit {_short(first.limit)})"
+        told = ": ".join(part for part in (seen if _is_number(first.observed) else "", first.message) if part)
+        lines.append(f"{severity}: {gate_id}, {count}: {told}")
+    return lines
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def render(*tables: Table, width: int, color: bool = False) -> str:
