@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +25,8 @@ from neuronbench.worker.runs import Run, timed, windowed
 if TYPE_CHECKING:
     from neuronbench.worker.batches import Arrays
 
+COMMON_HANDLERS: Final = Path(__file__).parent / "handlers"
+"""Handlers that fit any stack."""
 LEAD_S: Final = 0.5
 """From the last worker's readiness to the start of the calls: a worker collects its garbage meanwhile."""
 RAMP_S: Final = 0.25
@@ -152,18 +154,44 @@ class WorkerModel:
 
     def reference(self, inputs: Mapping[str, Any] | None = None) -> Arrays:
         """The answers of the uncompiled model in fp32 on the host: same inputs, same names."""
-        plan, given = self._plan, self._batch if inputs is None else self._checked(inputs)
+        return self.references([self._batch if inputs is None else inputs])[0]
+
+    def references(self, inputs: Sequence[Mapping[str, Any]]) -> list[Arrays]:
+        """The same for several batches, by one worker."""
+        given = [batches.to_tensors(self._checked(each)) for each in inputs]
+        with self._beside(self._plan.reference, "reference") as worker:
+            return [
+                _arrays(
+                    worker.call(
+                        "reference",
+                        self._plan.reference_arguments,
+                        inputs=each,
+                        deadline_s=self._plan.load_deadline_s,
+                    )
+                )
+                for each in given
+            ]
+
+    def aside(
+        self, module: str, verb: str, arguments: Mapping[str, Json], *, handlers: Path = COMMON_HANDLERS
+    ) -> Reply:
+        """Ask another handler, in a worker of its own in the same stack: `text` of the common ones, for a tokenizer."""
+        launch = replace(self._plan.reference, handlers=handlers, module=module, arguments={})
+        with self._beside(launch, module) as worker:
+            return worker.call(verb, arguments, deadline_s=self._plan.load_deadline_s)
+
+    @contextlib.contextmanager
+    def _beside(self, launch: Launch, name: str) -> Iterator[Worker]:
+        """A worker that ends with the block, so that what is measured never shares memory or threads with it."""
+        plan = self._plan
         worker = Worker.start(
-            plan.reference, name=f"{plan.name}-reference", folder=plan.folder, spawn=plan.spawn,
+            launch, name=f"{plan.name}-{name}", folder=plan.folder, spawn=plan.spawn,
             deadline_s=plan.load_deadline_s, phase="window",
         )  # fmt: skip
         try:
-            reply = worker.call(
-                "reference", plan.reference_arguments, inputs=batches.to_tensors(given), deadline_s=plan.load_deadline_s
-            )
+            yield worker
         finally:
             worker.stop()
-        return _arrays(reply)
 
     def mask_error(self) -> float | None:
         """How much the answers for real tokens change when the padding holds other tokens, relative to their size.
