@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,12 +96,24 @@ class ToyProvider:
 
 
 def load(
-    spec: ResourceSpec, folder: Path, spawn: Any, start: Launch, *, facts: Any = None, hit: bool = False
+    spec: ResourceSpec,
+    folder: Path,
+    spawn: Any,
+    start: Launch,
+    *,
+    facts: Any = None,
+    hit: bool = False,
+    pinned: bool = False,
 ) -> WorkerModel:
-    """A toy in its worker."""
+    """A toy in its worker; `pinned`: each copy to a core of its own."""
+    cores = sorted(os.sched_getaffinity(0)) if pinned else []
+
+    def copy(index: int) -> Launch:
+        return replace(start, cores=[cores[index]]) if pinned else start
+
     plan = Plan(
-        launch=lambda index: start, load={}, reference=start, folder=folder, spawn=spawn, name=spec.id,
-        call_deadline_s=30.0, load_deadline_s=30.0,
+        launch=copy, load={}, reference=start, folder=folder, spawn=spawn, name=spec.id, call_deadline_s=30.0,
+        load_deadline_s=30.0,
     )  # fmt: skip
     worker, loaded = start_copy(plan, 0)
     return WorkerModel(

@@ -2,7 +2,7 @@
 
 Needs a stack (`make stack`) with torch, else it is skipped with the reason. `NEURONBENCH_TEST_STACK` names another
 stack than `.venv-cpu` beside the project.
-
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ the row's real tokens; what it is asked to do wrong is its `behaviour`:
 | `turns_nan` | the same after some calls |
 | `ignores_mask` | the row's mean is over the padding too |
 | `too_fast` | nothing is computed at all |
+| `computes` | nothing is wrong, and the time is spent computing, `work_us` × 10 additions a call |
 | `end_kill`, `end_raise`, ... | after some calls it ends in one of the ways of `Handler.end` |
 """
 
@@ -83,6 +84,8 @@ class Handler:
                 self._done_at = max(clock(), self._done_at) + work_ns
                 if behaviour == "queued":
                     self._until(self._done_at - QUEUE * work_ns)
+            elif behaviour == "computes":
+                sum(range(work_ns // 100))
             elif behaviour != "too_fast":
                 self._until(clock() + work_ns)
             return self._answer(ids, mask) if behaviour != "too_fast" else (ids, mask)
