@@ -3,7 +3,7 @@
 Before the loops the model is asked for answers (are they finite, does padding leave them alone); the loops run inside
 the workers while this process only waits; afterwards come the numbers, the gates and the table of all calls.
 
-Gates, all of severity `invalid`:
+Gates, of severity `invalid` but for the last:
 
 | id | fails when |
 |---|---|
@@ -12,6 +12,7 @@ Gates, all of severity `invalid`:
 | `non_finite_output` | an answer has NaN or infinity in it |
 | `mask_ignored` | answers for real tokens change with the tokens in the padding |
 | `window_covered` | a worker did not call from the window's opening to its end |
+| `cores_contended` | (provisional) copies on the host's cores had less than 90 % of them |
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ MASK_LIMIT: Final = {"float32": 1e-3, "float64": 1e-3}
 MASK_LIMIT_SHORT: Final = 2e-2
 """For outputs of models with 16-bit arithmetic."""
 SAMPLE_PERIOD_S: Final = 0.25
+BUSY_SHARE: Final = 0.9
+"""Share of its core that a copy on the host's own cores has to have had."""
 PERCENTILES: Final = (0.5, 0.9, 0.99)
 WORKER: Final = "worker"
 """Sampler of the workers' process trees."""
@@ -131,7 +134,7 @@ def _measure(
     record.gate(*gates)
     record.workload.setdefault("loops", []).append(describe(run, model))
     _write_calls(opened, run)
-    _record_telemetry(opened, run, sampled)
+    _record_telemetry(opened, run, model, sampled)
     return Timed(metrics={each.key: each for each in metrics}, gates=gates, run=run)
 
 
@@ -370,7 +373,25 @@ def default_samplers(model: CompiledModel) -> list[SamplerSpec]:
     return samplers
 
 
-def _record_telemetry(opened: OpenRecord, run: Run, sampled: Telemetry) -> None:
+def contention_gate(busy_pct: float | None, run: Run) -> Gate | None:
+    """Copies that compute on a core of their own have to have it: what is missing, something else on the host took.
+
+    None for copies of several cores, whose threads wait for each other.
+    """
+    if any(cores is None or len(cores) != 1 for cores in run.cores.values()):
+        return None
+    share = None if busy_pct is None else round(busy_pct / (100 * len(run.loops)), 4)
+    passed = None if share is None else share >= BUSY_SHARE
+    why = "the workers' CPU was not sampled inside the window"
+    if share is not None:
+        why = "" if passed else f"the copies had {share:.0%} of their cores: other processes took the rest; end them"
+    return Gate(
+        id="cores_contended", passed=passed, observed=share, limit=BUSY_SHARE, unit="share", severity="provisional",
+        message=why,
+    )  # fmt: skip
+
+
+def _record_telemetry(opened: OpenRecord, run: Run, model: CompiledModel, sampled: Telemetry) -> None:
     from neuronbench.telemetry.summary import telemetry_gate
 
     record = opened.record
@@ -390,6 +411,9 @@ def _record_telemetry(opened: OpenRecord, run: Run, sampled: Telemetry) -> None:
     ]  # fmt: skip
     record.add(*(each for each in found if each.key not in record.metrics))
     record.gate(telemetry_gate(sampled, start, end))
+    contended = contention_gate(window.mean(cpu), run) if getattr(model, "host_bound", False) else None
+    if contended is not None:
+        record.gate(contended)
 
 
 def _write_calls(opened: OpenRecord, run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -114,6 +115,20 @@ def test_a_worker_that_began_after_the_window_opened_is_marked() -> None:
     assert measure_device._cover_gate(late).passed is False
     assert measure_device._cover_gate(run(loop([1.0] * 9), window_ms=(2, 12))).passed is False
     assert measure_device._cover_gate(run(loop([1.0] * 9), window_ms=(2, 8))).passed is True
+
+
+def test_copies_that_did_not_have_their_cores_are_marked() -> None:
+    two = dataclasses.replace(run(loop([1.0] * 9), loop([1.0] * 9, worker=1)), cores={0: [0], 1: [1]})
+    gate = measure_device.contention_gate(150.0, two)
+    assert gate is not None
+    assert (gate.passed, gate.severity, gate.observed) == (False, "provisional", 0.75)
+    assert "75%" in gate.message
+    for busy_pct, passed in ((199.0, True), (None, None)):
+        gate = measure_device.contention_gate(busy_pct, two)
+        assert gate is not None
+        assert gate.passed is passed
+    assert measure_device.contention_gate(10.0, dataclasses.replace(two, cores={0: [0, 1]})) is None
+    assert measure_device.contention_gate(10.0, dataclasses.replace(two, cores={0: None})) is None
 
 
 # -- models that deserve it, in real workers --------------------------------------------------------------------------

@@ -96,6 +96,8 @@ class WorkerModel:
         self.inputs: Sequence[InputSpec] = [
             InputSpec(**{**entry, "shape": tuple(entry["shape"])}) for entry in loaded["inputs"]
         ]
+        self.host_bound = False
+        """Whether a call keeps the host's cores of its copy busy throughout, because they are the device."""
         self.clock: Callable[[int], None] = lambda duration_ns: None
         """Told the duration of each single call; pytest-benchmark's timer listens here."""
         self._plan = plan

@@ -184,6 +184,7 @@ class _Boot:
             max_workers=max(len(host_cores()) // given["threads"], 1),
             facts=self.facts, boot_metrics=self.metrics,
         )  # fmt: skip
+        model.host_bound = True
         self.context.progress("verifying the first answer")
         answer = model.outputs()
         self.facts["outputs"] = {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in answer.items()}
