@@ -91,13 +91,13 @@ class Watch:
         self.log, self.rules = log, rules
         self.ready_at = 0
         """Bytes of the log at the moment it was ready; what stands before is no cause of what comes after."""
-        self._oom_kills = _oom_kills()
+        self._oom_kills = failures.oom_kills()
 
     def text(self) -> str:
         return failures.read_log(self.log, start=self.ready_at)
 
     def died(self, status: int | None, phase: str) -> Failure:
-        now = _oom_kills()
+        now = failures.oom_kills()
         oom = None if now is None or self._oom_kills is None else now > self._oom_kills
         return failures.classify(
             self.text(), phase=phase, exit_status=status, extra_rules=self.rules, log_name=self.log.name,
@@ -116,13 +116,3 @@ class Watch:
             log=self.log.name,
         )
 
-
-def _oom_kills() -> int | None:
-    """How many processes the kernel has ended for lack of memory since boot; None where it does not say."""
-    try:
-        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except (OSError, ValueError):
-        pass
-    return None

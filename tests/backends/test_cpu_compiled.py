@@ -113,7 +113,7 @@ def test_a_spec_has_every_default_written_out(provider: Provider, plugins: Plugi
         ({"model": None, "architecture": ARCHITECTURE}, "weights = 'seeded'"),
         ({"architecture": ARCHITECTURE}, "not both"),
         ({"weights": "trained"}, "'pretrained' or 'seeded'"),
-        ({"family": "enc"}, "expected one of encoder"),
+        ({"family": "enc"}, "family: expected one of"),
         ({"dtype": "int8"}, "dtype: expected one of float32"),
         ({"batch_size": 0}, "batch_size: expected a whole number"),
         ({"sequence_length": 2.5}, "sequence_length: expected a whole number"),
