@@ -20,6 +20,8 @@ from neuronbench.protocols import PointFailure as PointFailure
 from neuronbench.telemetry.request import TelemetryRequest
 
 if TYPE_CHECKING:
+    from neuronbench.accuracy import Answers, Comparison, Samples
+    from neuronbench.accuracy import Measure as AccuracyMeasure
     from neuronbench.load.reduce import Reduction
     from neuronbench.load.workload import Warmup
     from neuronbench.measure_device import Timed
@@ -201,6 +203,30 @@ class Measure:
         from neuronbench import measure_device
 
         return measure_device.agreement(self._opened, model, inputs)
+
+    def accuracy(
+        self,
+        model: CompiledModel,
+        samples: Samples,
+        *,
+        measure: AccuracyMeasure,
+        reference: Answers | None = None,
+        seed: int = 0,
+    ) -> Comparison:
+        """Ask a compiled model `samples`, ask its reference the same, and record whether it still answers right.
+
+        `measure` says what is right (`neuronbench.accuracy`). The reference is the same weights in fp32, not compiled,
+        on this host, unless `reference` has answers made elsewhere; those must be to the same samples under the same
+        protocol, else the point fails as `incomparable` with the fields that differ. `seed` is of the bootstrap.
+
+        Records `accuracy_ratio` with its interval, `agreement`, `accuracy` of both, errors of the tensors, a gate per
+        check, and the artifact's hash: performance of that artifact stands on it.
+        """
+        from neuronbench import measure_accuracy
+
+        return measure_accuracy.accuracy(
+            self._session, self._opened, model, samples, measure=measure, reference=reference, seed=seed
+        )
 
     def run(self, resource: Resource | None, body: Any) -> Any:
         """Run `body()` as the measured part: inside the `measuring` hook, so that profilers see it."""

@@ -32,7 +32,10 @@ from neuronbench.protocols import BootContext, BootError, Probe, Progress, Resou
 if TYPE_CHECKING:
     from neuronbench.config import Settings
     from neuronbench.pool import Pool
-    from neuronbench.receipts import ReceiptStore, Staging
+    from neuronbench.receipts import Evidence, ReceiptStore, Staging
+
+FLOOR = "floor"
+"""Part of the workload of the record that says what the host can do at best."""
 
 
 def utc_now() -> str:
@@ -91,6 +94,9 @@ class Session:
         self._probes: dict[str, Probe] = {}
         self._environments: dict[str, Environment] = {}
         self._boot_receipts: dict[str, str] = {}
+        self._older_evidence: dict[str, Evidence | None] = {}
+        self.host_floor = ""
+        """Receipt id of the record that says what this host can do at best, once the session has one."""
         self._closed = False
 
     # -- receipts -----------------------------------------------------------------------------------------------------
@@ -139,6 +145,7 @@ class Session:
         """Close, write, forward to the sinks, tell the observers. A sink's failure leaves the receipt pending."""
         record = open_record.record
         if outcome != Outcome.SKIPPED:
+            self._cite(record, outcome)
             self.plugins.finish_record(record, record.point)
         receipt = open_record.commit(outcome)
         self.records.append(record)
@@ -147,6 +154,36 @@ class Session:
             self._forward(record, receipt)
         self.plugins.point_recorded(record, str(receipt))
         return receipt
+
+    def _cite(self, record: Record, outcome: Outcome) -> None:
+        """Add what earlier records say about this one: whether its artifact answers right, what the host can do."""
+        from neuronbench.receipts import evidence
+
+        if record.kind != "point" or outcome == Outcome.CACHED:
+            return
+        if FLOOR in record.workload:
+            if outcome == Outcome.OK and not self.host_floor:
+                self.host_floor = record.receipt_id
+        elif self.host_floor:
+            record.workload["host_floor"] = self.host_floor
+        if evidence.is_performance(record) and record.resource is not None:
+            artifact = evidence.artifact_hash(record.resource.facts)
+            record.gate(evidence.evidence_gate(artifact, self._evidence(artifact, record)))
+
+    def _evidence(self, artifact: str, record: Record) -> Evidence | None:
+        """What the youngest accuracy record of an artifact shows: this very one, one of the session, an older one."""
+        from neuronbench.receipts import evidence
+
+        if not artifact:
+            return None
+        for one in (record, *reversed(self.records)):
+            if evidence.conclusion(one.workload)[0] == artifact:
+                found = evidence.shown_by(one)
+                if found is not None:
+                    return found
+        if artifact not in self._older_evidence:
+            self._older_evidence[artifact] = evidence.accuracy_evidence(self.store, artifact, before=self.id)
+        return self._older_evidence[artifact]
 
     def _forward(self, record: Record, receipt: Path) -> None:
         for sink in self.sinks:

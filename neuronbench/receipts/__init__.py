@@ -15,6 +15,7 @@ Light to import: neither pyarrow nor any other heavy library is loaded before a 
 """
 
 from neuronbench.receipts.codec import ReceiptError, decode_record
+from neuronbench.receipts.evidence import Evidence, accuracy_evidence, artifact_hash, validity_now
 from neuronbench.receipts.files import LockTimeout, locked, write_atomic
 from neuronbench.receipts.owner import may_be_alive
 from neuronbench.receipts.receipt import Header, Marker, Receipt
@@ -23,6 +24,7 @@ from neuronbench.receipts.sessions import SessionManifest, new_session_id, utc_n
 from neuronbench.receipts.store import ReceiptStore, Staging
 
 __all__ = [
+    "Evidence",
     "Header",
     "LockTimeout",
     "Marker",
@@ -31,11 +33,14 @@ __all__ = [
     "ReceiptStore",
     "SessionManifest",
     "Staging",
+    "accuracy_evidence",
+    "artifact_hash",
     "decode_record",
     "locked",
     "may_be_alive",
     "new_session_id",
     "recover",
     "utc_now",
+    "validity_now",
     "write_atomic",
 ]

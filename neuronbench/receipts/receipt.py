@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from neuronbench.model import Json, Outcome, Provenance, Record, RecordKind, Validity
 from neuronbench.receipts.codec import Document, Fields, ReceiptError, decode_record, parse, upgrade
+from neuronbench.receipts.evidence import conclusion
 from neuronbench.receipts.files import sync_folder, to_text, write_atomic
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ class Header:
     provenance: Provenance
     environment_key: str
     started_at: str
+    accuracy_of: str = ""
+    """The artifact whose accuracy it was about; empty when it was about none."""
+    accuracy_passed: bool | None = None
 
     @property
     def receipt_id(self) -> str:
@@ -146,6 +150,7 @@ def header_of(folder: Path, document: Document) -> Header:
     """The header of a document in the present schema; raises `ReceiptError` naming file and key."""
     f = Fields(folder / RECORD, document)
     point, environment = f.at("point"), f.at("environment")
+    accuracy_of, accuracy_passed = conclusion(f.mapping("workload", {}))
     return Header(
         path=folder,
         session=f.text("session"),
@@ -161,6 +166,8 @@ def header_of(folder: Path, document: Document) -> Header:
         provenance=f.choice("provenance", Provenance),
         environment_key=environment.text("key"),
         started_at=f.text("started_at"),
+        accuracy_of=accuracy_of,
+        accuracy_passed=accuracy_passed,
     )
 
 

@@ -63,6 +63,7 @@ class _Listing:
     headers: dict[str, Header]
     errors: dict[str, ReceiptError]
     by_fingerprint: dict[str, list[Header]] = field(default_factory=dict)
+    by_artifact: dict[str, list[Header]] = field(default_factory=dict)
 
 
 class ReceiptStore:
@@ -279,6 +280,14 @@ class ReceiptStore:
                         continue
         return None
 
+    def about(self, artifact: str, *, before: str | None = None) -> Iterator[Header]:
+        """Accuracy records of a compiled artifact, the youngest first; `before`: in sessions older than that one.
+
+        Sessions are read as far as the caller goes on. Receipts that cannot be read are left out.
+        """
+        for name in reversed([n for n in self.sessions() if before is None or n < before]):
+            yield from reversed(self._listing(name).by_artifact.get(artifact, []))
+
     def pending(
         self, sink: str, *, session: str | None = None, target: str | None = None, on_error: OnError | None = None
     ) -> Iterator[Header]:
@@ -320,6 +329,8 @@ class ReceiptStore:
         )
         for header in headers:
             listing.by_fingerprint.setdefault(header.fingerprint, []).append(header)
+            if header.accuracy_of:
+                listing.by_artifact.setdefault(header.accuracy_of, []).append(header)
         self._listings[session] = listing
         return listing
 

@@ -1,0 +1,134 @@
+"""Whether a compiled artifact is known to answer right: which record says so, found by the artifact's hash.
+
+A performance record of an artifact is provisional until an accuracy record of the same artifact stands beside it.
+Receipts are never rewritten: what a later record has shown is found when a report is made, by `accuracy_evidence` and
+`validity_now`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from neuronbench.model import Gate, Json, Outcome, Record, Validity, fingerprint
+
+if TYPE_CHECKING:
+    from neuronbench.receipts.receipt import Header
+    from neuronbench.receipts.store import ReceiptStore
+
+GATE: Final = "accuracy_evidence"
+PART: Final = "accuracy"
+"""Of a record's workload: a list, one entry per comparison with a reference, each with `artifact` and `passed`."""
+_TIMES: Final = frozenset({"ns", "us", "µs", "ms", "s"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What the youngest conclusive accuracy record of an artifact says."""
+
+    receipt: str
+    """Its receipt id."""
+    passed: bool
+    at: str
+    """When it was measured: UTC, ISO 8601."""
+
+
+def artifact_hash(facts: Mapping[str, Json]) -> str:
+    """Identity of the artifact a resource with these facts runs; empty when its provider does not say.
+
+    It is a digest over the digests of its files (`facts["artifact"]["sha256"]`); where there are none, the key it was
+    made by.
+    """
+    artifact = facts.get("artifact")
+    if not isinstance(artifact, Mapping):
+        return ""
+    files = artifact.get("sha256")
+    if isinstance(files, Mapping) and files:
+        return fingerprint(dict(files), digest_bytes=12)
+    return str(artifact.get("key") or "")
+
+
+def conclusion(workload: Mapping[str, Json]) -> tuple[str, bool | None]:
+    """The artifact that the accuracy parts of a workload are about, and whether all of them passed; None: unclear."""
+    parts = workload.get(PART)
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, Mapping) for part in parts) or not parts:
+        return "", None
+    passed = [part.get("passed") for part in parts]
+    artifact = str(parts[0].get("artifact") or "")
+    return artifact, False if False in passed else True if all(each is True for each in passed) else None
+
+
+def shown(header: Header) -> Evidence | None:
+    """What a receipt shows about the artifact its accuracy part is about; None when it shows nothing."""
+    return _evidence(header.receipt_id, header.started_at, header.accuracy_passed, header.outcome, header.validity)
+
+
+def shown_by(record: Record) -> Evidence | None:
+    """The same of a record at hand; an open one counts as if it ended well."""
+    _, passed = conclusion(record.workload)
+    outcome = record.outcome or Outcome.OK
+    return _evidence(record.receipt_id, record.started_at, passed, outcome, record.validity)
+
+
+def _evidence(receipt: str, at: str, passed: bool | None, outcome: Outcome, validity: Validity) -> Evidence | None:
+    if passed is False:
+        return Evidence(receipt=receipt, passed=False, at=at)
+    if passed and outcome in (Outcome.OK, Outcome.SLO_MISS) and validity is Validity.VALID:
+        return Evidence(receipt=receipt, passed=True, at=at)
+    return None
+
+
+def accuracy_evidence(store: ReceiptStore, artifact: str, *, before: str | None = None) -> Evidence | None:
+    """What the youngest accuracy record of an artifact shows; None when there is none that is conclusive.
+
+    `before`: in sessions older than that one only. Sessions are read from the youngest on and no further than needed.
+    """
+    if not artifact:
+        return None
+    for header in store.about(artifact, before=before):
+        found = shown(header)
+        if found is not None:
+            return found
+    return None
+
+
+def is_performance(record: Record) -> bool:
+    """Whether a record has a time or a rate of a compiled model to quote."""
+    if record.kind != "point" or record.resource is None or record.resource.kind != "compiled_model":
+        return False
+    return any(
+        metric.value is not None and (metric.unit in _TIMES or metric.unit.endswith("/s"))
+        for metric in record.metrics.values()
+    )
+
+
+def evidence_gate(artifact: str, evidence: Evidence | None) -> Gate:
+    """The gate of a performance record: provisional without evidence, invalid when the evidence is against it."""
+    if evidence is None:
+        what = f"artifact {artifact}" if artifact else "this model, whose artifact its provider does not identify"
+        return Gate(
+            id=GATE,
+            passed=False,
+            severity="provisional",
+            message=f"no accuracy record of {what}: run a benchmark with measure.accuracy on it",
+        )
+    against = "" if evidence.passed else f"artifact {artifact} does not answer right: {evidence.receipt}"
+    return Gate(
+        id=GATE,
+        passed=evidence.passed,
+        observed=evidence.receipt,
+        severity="provisional" if evidence.passed else "invalid",
+        message=against,
+    )
+
+
+def validity_now(record: Record, store: ReceiptStore) -> Validity:
+    """The validity of a record with what accuracy records have shown since it was written."""
+    failed = [gate for gate in record.gates if gate.passed is False and gate.severity != "info"]
+    if [gate.id for gate in failed] != [GATE] or record.resource is None:
+        return record.validity
+    evidence = accuracy_evidence(store, artifact_hash(record.resource.facts))
+    if evidence is None:
+        return record.validity
+    return Validity.VALID if evidence.passed else Validity.INVALID
