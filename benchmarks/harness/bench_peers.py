@@ -24,19 +24,13 @@ TOKENIZER = os.environ.get("NEURONBENCH_PEER_TOKENIZER", "")
 TOKENS = 64
 
 
-@pytest.fixture(scope="module")
-def rows() -> dict[int, dict[str, dict[str, float]]]:
-    """Streams → quantity → client → value; a column a client."""
-    return {}
-
-
 @pytest.mark.parametrize("streams", [64, 256])
 @pytest.mark.parametrize("name", ENGINES)
 def bench_peer(board, pytestconfig, tmp_path: Path, name: str, streams: int) -> None:
     """Ours, bare and one other tool, on one server, one after the other."""
     if name not in PEERS or not TOKENIZER:
         pytest.skip(f"{name}: set NEURONBENCH_PEERS={name}=VENV and NEURONBENCH_PEER_TOKENIZER=FOLDER")
-    requests = 5 * streams
+    requests = max(3 * streams, 320)
     settings = config.load(pytestconfig.rootpath)
     found = find(name, PEERS[name], spawn=spawn, cache=settings.cache_dir)
     with TruthServer(ttft_ms=TTFT_MS, tpot_ms=TPOT_MS) as server:
@@ -57,7 +51,7 @@ def bench_peer(board, pytestconfig, tmp_path: Path, name: str, streams: int) -> 
         key = f"ttft_ok_p{100 * p:g}_ms"
         value = said[key] - nearest_rank(true, p) if said[key] is not None else None
         board.report(
-            what=f"TTFT added p{100 * p:g}, {streams} streams, by {name}'s side", unit="ms", value=mine.added(p),
+            what=f"TTFT added p{100 * p:g}, {streams} streams, beside {name}", unit="ms", value=mine.added(p),
             bare=reference.added(p), peers={f"{name} {found.version}": value},
         )  # fmt: skip
     pace = [
@@ -72,7 +66,7 @@ def bench_peer(board, pytestconfig, tmp_path: Path, name: str, streams: int) -> 
         )  # fmt: skip
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     board.report(
-        what=f"CPU per token, {streams} streams, by {name}'s side", unit="µs", value=mine.cpu_us_per_token,
+        what=f"CPU per token, {streams} streams, beside {name}", unit="µs", value=mine.cpu_us_per_token,
         bare=reference.cpu_us_per_token, peers={f"{name} {found.version}": 1e6 * cpu / (requests * TOKENS)},
         note="the tool's with its start-up",
     )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from neuronbench.calibration.errors import compare
-from neuronbench.calibration.run import _names as names_of
+from neuronbench.calibration.run import body_models
 from neuronbench.load.arrivals import Arrivals
 from neuronbench.load.plan import make_plan
 from neuronbench.load.run import drive, reduce_run
@@ -76,13 +76,13 @@ def ours(server: TruthServer, folder: Path, arrivals: Arrivals, count: int, toke
     assert driven.status == "ok", driven.message
     reduction = reduce_run(plan, folder / "out", drive=driven)
     truth = server.truth()["requests"]
-    errors = compare(folder / "out", names_of(plan.folder), truth)
+    errors = compare(folder / "out", body_models(plan.folder), truth)
     assert errors.failed == 0
     sent = {record["model"]: true_ttft(record) for record in truth if record["first_sent_ns"]}
     import pyarrow.parquet as pq
 
     table = pq.read_table(reduction.table, columns=["body", "in_window", "ttft_ms", "send_lag_ms"]).to_pylist()
-    names = names_of(plan.folder)
+    names = body_models(plan.folder)
     inside = [row for row in table if row["in_window"]]
     rate, cpu = reduction["output_throughput_tok_s"], reduction["client_cpu_pct"]
     assert rate is not None

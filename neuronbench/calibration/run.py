@@ -175,7 +175,7 @@ def _measure(
         raise CalibrationError(f"{label}: the client ended with {driven.status}: {driven.message}")
     reduction = reduce_run(plan, folder / "out", drive=driven)
     truth = server.truth()
-    errors = compare(folder / "out", _names(plan.folder), truth["requests"])
+    errors = compare(folder / "out", body_models(plan.folder), truth["requests"])
     if not len(errors.ttft):
         raise CalibrationError(f"{label}: none of {requests} requests could be compared ({errors.failed} failed)")
     late = truth["summary"]["lateness_us"]["p99"]
@@ -207,7 +207,8 @@ def _write_bodies(path: Path, load: Load, count: int) -> Path:
     return path
 
 
-def _names(plan: Path) -> list[str]:
+def body_models(plan: Path) -> list[str]:
+    """The model that each body of a plan names, warm-up bodies first."""
     from neuronbench.load.planfile import PlanView
 
     view = PlanView(plan)
