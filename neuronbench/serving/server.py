@@ -115,4 +115,3 @@ class Watch:
             remedy=found[0].remedy if found else "Read the end of its log; the engine may hang or be overloaded.",
             log=self.log.name,
         )
-
