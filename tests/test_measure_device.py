@@ -179,8 +179,9 @@ def test_each_trap_fails_its_gate(toy, behaviour: str, gate: str, how: str) -> N
 
 
 def test_a_queue_of_a_few_calls_is_found_by_short_loops(toy) -> None:
-    model = toy("queued", work_us=2000)
-    long = model.latency(calls=300)
+    # Calls longer than what a busy machine takes from a process at a time: else the queue drains meanwhile.
+    model = toy("queued", work_us=20_000)
+    long = model.latency(calls=120)
     assert long.escape < 0.05  # the whole loop looks right
     gate = measure_device.escape_gate(long)
     assert gate.passed is False

@@ -157,7 +157,7 @@ def test_a_stack_that_cannot_import_its_torch_fails_the_boot_with_the_cause_and_
     folder = tmp_path / "boot"
     folder.mkdir()
     context = BootContext(
-        backend=backend, settings=settings, folder=folder, deadline_s=30.0, progress=lambda text: None,
+        backend=backend, settings=settings, folder=folder, deadline_s=120.0, progress=lambda text: None,
         spawn=partial(processes.spawn, pid_dir=tmp_path / "pids"),
     )  # fmt: skip
     spec = provider.spec(point(architecture=ARCHITECTURE, weights="seeded"), backend, settings)
