@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from neuronbench.hookspecs import hookimpl
-from neuronbench.model import Point
+from neuronbench.model import Metric, Point, Record
 from neuronbench.protocols import LaneInfo, SinkInfo, Unsupported
 
 
@@ -31,8 +31,54 @@ def register_lanes(register: Callable[[LaneInfo], None]) -> None:
         LaneInfo(
             name="encoder",
             title="A compiled encoder called in a loop",
+            headline=("latency_p50_ms", "latency_p99_ms", "throughput_items_s", "max_abs_err", "accuracy_ratio"),
+            needs=("compiled_model",),
+        )
+    )
+    register(
+        LaneInfo(
+            name="embedding",
+            title="Sentence embeddings, pooled and of length 1",
+            headline=("latency_p50_ms", "latency_p99_ms", "throughput_items_s", "input_token_throughput_tok_s"),
+            needs=("compiled_model",),
+        )
+    )
+    register(
+        LaneInfo(
+            name="seq2seq",
+            title="Text to text: an encoder and a greedy decoder, a fixed number of tokens",
+            headline=(
+                "latency_p50_ms",
+                "latency_per_token_p50_ms",
+                "latency_per_token_p99_ms",
+                "total_token_throughput_tok_s",
+                "output_token_throughput_tok_s",
+            ),
+            needs=("compiled_model",),
+        )
+    )
+    register(
+        LaneInfo(
+            name="vision",
+            title="Image models: classifiers, encoders, the towers of CLIP",
             headline=("latency_p50_ms", "latency_p99_ms", "throughput_items_s", "max_abs_err"),
             needs=("compiled_model",),
+        )
+    )
+    register(
+        LaneInfo(
+            name="asr",
+            title="Speech to text, sound in, tokens out",
+            headline=("latency_p50_ms", "rtf_p50", "rtf", "output_token_throughput_tok_s"),
+            needs=("compiled_model",),
+        )
+    )
+    register(
+        LaneInfo(
+            name="host",
+            title="What the host can do at best",
+            headline=("memory_bandwidth_max_GB_s", "matmul_rate_max_GFLOP_s", "tokenizer_rate_tok_s"),
+            leads=True,
         )
     )
     register(
@@ -47,6 +93,13 @@ def register_lanes(register: Callable[[LaneInfo], None]) -> None:
 @hookimpl
 def register_sinks(register: Callable[[SinkInfo], None]) -> None:
     register(SinkInfo(name="mlflow", title="MLflow tracking", target="neuronbench.sinks.mlflow:MlflowSink"))
+
+
+@hookimpl
+def finish_record(record: Record) -> list[Metric]:
+    from neuronbench import beside_published
+
+    return beside_published.add(record)
 
 
 @hookimpl(trylast=True)

@@ -38,6 +38,8 @@ class LaneInfo:
     """Metric keys shown in tables, in order, such as `ttft_p50_ms`."""
     needs: tuple[str, ...] = ()
     """Kinds of resource its benchmarks lease."""
+    leads: bool = False
+    """Its points run before all others, whose records cite them."""
     version: int = 1
     definitions: Mapping[str, tuple[str, Literal["lower", "higher"] | None, str]] = field(default_factory=dict)
     """Metrics of the lane's own: id → (unit, better, meaning)."""
@@ -221,7 +223,7 @@ class InputSpec:
     shape: tuple[int, ...]
     kind: str = "normal"
     """`token_ids` (whole numbers from `low` to below `high`), `attention_mask` (1 where there is input, 0 for padding),
-    `zeros`, or `normal` (drawn from the standard normal distribution)."""
+    `zeros`, `normal` (drawn from the standard normal distribution), or `audio` (samples from −1 to 1, 16 kHz)."""
     low: int = 0
     high: int = 0
 
