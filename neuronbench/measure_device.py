@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from neuronbench import stats
+from neuronbench import measure_items, stats
 from neuronbench.definitions import metric
 from neuronbench.measure import clock_epoch
 from neuronbench.model import Gate, Metric
@@ -127,6 +127,7 @@ def _measure(
     if callable(last):
         answers += _or_logs(opened, model, logged, lambda: [last(loop.worker) for loop in run.loops])
     metrics = reduce(run, model)
+    metrics += measure_items.derived(run, model, metrics)
     # The metrics of a second measurement in the same record are left out, for a result is never overwritten.
     metrics = [each for each in metrics if each.key not in record.metrics]
     gates += [finite_gate(answers), *run_gates(run, model)]

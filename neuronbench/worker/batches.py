@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from neuronbench.protocols import InputSpec
+from neuronbench.worker import speech
 from neuronbench.worker.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def make(inputs: Sequence[InputSpec], seed: int = 0, lengths: Sequence[int] | No
             values = np.zeros(spec.shape)
         elif spec.kind == "normal":
             values = draw.standard_normal(spec.shape)
+        elif spec.kind == "audio":
+            values = np.stack([clip.samples for clip in speech.clips(spec.shape[0], spec.shape[1], seed)])
         else:
             raise ValueError(f"input {spec.name!r}: no values for kind {spec.kind!r}")
         batch[spec.name] = np.ascontiguousarray(values, dtype=spec.dtype)

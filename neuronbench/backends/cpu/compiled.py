@@ -6,13 +6,15 @@ Parameters of a point that are this provider's business (others are ignored):
 |---|---|---|
 | `model` | – | model reference (`neuronbench.models`); may be left out when `architecture` is given |
 | `architecture` | – | a configuration of transformers with `model_type`, for seeded weights |
-| `weights` | `pretrained` | or `seeded`: random weights from `weights_seed`, on the model's or the given architecture |
+| `weights` | `pretrained` | or `seeded`: random weights from `weights_seed`, on the architecture given or the model's |
 | `weights_seed` | 0 | also of heads that the checkpoint has no weights for |
 | `family` | `encoder` | module of `handlers/` that knows how to build it |
 | `task` | `raw_output` | what it is used for, as the family names it |
 | `batch_size` | 1 | |
 | `sequence_length` | 128 | |
 | `num_labels` | 2 | of a classification |
+| `output_tokens` | 16 | of a generation: so many, whatever they are |
+| `tp_degree` | 1 | cores that share one model copy; more than 1 is not for this provider |
 | `dtype` | `float32` | |
 | `threads` | 1 | threads of a model copy, pinned to as many cores; part of what is compiled |
 | `compiler_flags` | {} | options of Inductor, `{name: value}` |
@@ -30,6 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 from neuronbench import artifacts, models
 from neuronbench.backends.cpu.processor import cores_of, cpu_flags, cxx, floor, host_cores
+from neuronbench.catalog.architectures import architecture_of
 from neuronbench.definitions import metric
 from neuronbench.environment import host_facts
 from neuronbench.model import Failure, FrozenMap, Json, Metric, Point, ResourceSpec, fingerprint
@@ -61,13 +64,17 @@ DEFAULTS: Final[Mapping[str, Json]] = {
     "batch_size": 1,
     "sequence_length": 128,
     "num_labels": 2,
+    "output_tokens": 16,
+    "tp_degree": 1,
     "dtype": "float32",
     "threads": 1,
     "compiler_flags": {},
     "worker_env": {},
 }
-SHAPE: Final = ("batch_size", "sequence_length", "num_labels")
+SHAPE: Final = ("batch_size", "sequence_length", "num_labels", "output_tokens")
 """Settings that say for which shapes the model is compiled."""
+SHARED: Final = ("aoti.py", "common.py", "steps.py")
+"""Modules of `handlers/` that are no family."""
 DTYPES: Final = ("float32", "bfloat16", "float16")
 _QUIET: Final = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false",
@@ -102,9 +109,7 @@ class AotiCpuProvider:
         except LookupError as error:
             return Unsupported(reason=" ".join(str(error.args[0]).split()))
         if not cxx():
-            return Unsupported(
-                reason="no C++ compiler (g++) on the PATH; AOTInductor needs one: install g++, or set CXX"
-            )
+            return Unsupported(reason="no C++ compiler on the PATH; AOTInductor needs one: install g++, or set CXX")
         return None
 
     def boot(self, spec: ResourceSpec, context: BootContext) -> WorkerModel:
@@ -153,11 +158,13 @@ class _Boot:
 
         build: dict[str, Json] = {"source": source, "task": given["task"], "shape": {n: given[n] for n in SHAPE}}
         artifact = self._artifact(parts, launch(None), build)
-        package = artifact.folder / "model.pt2"
         made = artifact.facts
         plan = Plan(
             launch=launch,
-            load={"package": str(package), "inputs": made["inputs"], "outputs": made["outputs"]},
+            load={
+                "folder": str(artifact.folder),
+                **{name: made[name] for name in ("names", "loop", "inputs", "outputs")},
+            },
             reference=launch(None), reference_arguments=build,
             folder=context.folder, spawn=context.spawn, name=self.spec.id,
             call_deadline_s=context.settings.deadlines.point, load_deadline_s=min(self.left_s(), 300.0),
@@ -176,6 +183,8 @@ class _Boot:
     ) -> WorkerModel:
         given, made = self.given, artifact.facts
         self.metrics.append(metric("load_time", loaded["seconds"], n=1))
+        self.facts["weights"] = weights_in_words(made["model"])
+        self.facts["per_item"] = made["per_item"]
         self.facts["worker"] = worker.call("facts", deadline_s=30.0, phase="boot").value
         model = WorkerModel(
             self.spec, plan, worker, loaded,
@@ -207,12 +216,11 @@ class _Boot:
         """What the handler builds the model from, and the model's part of the artifact's key."""
         given = self.given
         weights = {"weights": given["weights"], "seed": given["weights_seed"]}
-        if not given["model"]:
-            self.facts["model"] = {"architecture": given["architecture"], **weights, "note": "seeded random weights"}
-            return {"architecture": given["architecture"], **weights}, {
-                "architecture": given["architecture"],
-                **weights,
-            }
+        architecture, note = seeded_architecture(given)
+        if architecture is not None:
+            made = {"architecture": architecture, **weights}
+            self.facts["model"] = {"reference": given["model"], **made, "note": note}
+            return made, made
         self.context.progress(f"looking up {given['model']}")
         try:
             model = models.resolve(
@@ -306,7 +314,7 @@ def artifact_facts(found: artifacts.Artifact) -> dict[str, Json]:
 def key_parts(given: FrozenMap, stack: Stack, identity: Mapping[str, Json]) -> dict[str, Json]:
     """All that decides what the compiler makes; the digest of it is the artifact's key."""
     host = host_facts()
-    files = [HANDLERS / name for name in (f"{MODULE}.py", "common.py", f"{given['family']}.py")]
+    files = [HANDLERS / name for name in (*SHARED, f"{given['family']}.py")]
     versions = {name: stack.packages.get(name) for name in ("torch", "transformers", "python")}
     return {
         "compiler": "aoti",
@@ -350,12 +358,15 @@ def wrong_settings(settings: FrozenMap) -> str:
         return "an architecture without a model has no weights: say weights = 'seeded'"
     if settings["model"] and architecture:
         return "give `model` or `architecture`, not both"
-    families = sorted(path.stem for path in HANDLERS.glob("*.py") if path.stem not in ("__init__", "common", MODULE))
+    families = [path.stem for path in HANDLERS.glob("*.py") if path.name not in ("__init__.py", *SHARED)]
+    families.sort(key=lambda name: (name != DEFAULTS["family"], name))
     if settings["family"] not in families:
         return f"family: expected one of {', '.join(families)}; found {settings['family']!r}"
     if settings["dtype"] not in DTYPES:
         return f"dtype: expected one of {', '.join(DTYPES)}; found {settings['dtype']!r}"
-    for name in ("batch_size", "sequence_length", "num_labels", "threads"):
+    if settings["tp_degree"] != 1:
+        return f"tp_degree {settings['tp_degree']}: a model is not spread over cores here; give a copy more `threads`"
+    for name in ("batch_size", "sequence_length", "num_labels", "output_tokens", "threads"):
         value = settings[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             return f"{name}: expected a whole number from 1, found {value!r}"
@@ -365,6 +376,22 @@ def wrong_settings(settings: FrozenMap) -> str:
         if not isinstance(settings[name], Mapping):
             return f"{name}: expected a table of names and values, found {settings[name]!r}"
     return ""
+
+
+def seeded_architecture(given: Mapping[str, Json]) -> tuple[Mapping[str, Json] | None, str]:
+    """The configuration that gets random weights, and what a reader must know of it; None where it is in a folder."""
+    if given["architecture"]:
+        return given["architecture"], "seeded random weights"
+    if given["weights"] != "seeded":
+        return None, ""
+    return architecture_of(given["model"]), f"seeded random weights on the catalogue's architecture of {given['model']}"
+
+
+def weights_in_words(made: Mapping[str, Json]) -> str:
+    """`real`, `random (seed 0)`, or what of both: what a quality that is measured can be a quality of."""
+    if made["weights"] == "seeded":
+        return f"random (seed {made['seed']})"
+    return f"real, but for random (seed {made['seed']}): {', '.join(made['new'])}" if made["new"] else "real"
 
 
 def stack_facts(stack: Stack) -> dict[str, Json]:

@@ -1,7 +1,8 @@
 """Ahead-of-time compilation on the CPU: `torch.export`, AOTInductor, and calls of the package it makes.
 
-The package (`model.pt2`) plays the part that an executable of the accelerator's compiler plays elsewhere: made once for
-fixed shapes, loaded by as many processes as there are cores.
+A package (`model.pt2`) plays the part that an executable of the accelerator's compiler plays elsewhere: made once for
+fixed shapes, loaded by as many processes as there are cores. A family that needs a loop around its graphs gives several
+of them, a package each, and the loop.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found,unused-ignore]
 
-from .common import Built, Source, as_plain, as_tensor, count_flops, example
+from .common import Built, Graph, Source, as_plain, as_tensor, count_flops, example
 
-PACKAGE = "model.pt2"
+ONE = "model"
+"""The graph of a model that is one graph."""
 
 
 class Handler:
@@ -44,39 +46,56 @@ class Handler:
     def compile(
         self, source: dict[str, Any], task: str, shape: dict[str, Any], dtype: str, flags: dict[str, Any], target: str
     ) -> dict[str, Any]:
-        """Make `target/model.pt2`; returns seconds by stage and what the package takes, gives and computes."""
+        """Make a package per graph in `target`; returns seconds by stage; what the model takes, gives and computes."""
         clock = time.monotonic
+        seconds = {"build": 0.0, "export": 0.0, "compile": 0.0}
         begun = clock()
         self._progress("building the model")
         built = self._build(source, task, shape)
-        arguments = example(built.inputs)
-        flops = count_flops(built.module, arguments)
-        module = built.module.to(getattr(torch, dtype))
-        ready = clock()
-        self._progress("exporting")
-        with torch.no_grad():
-            program = torch.export.export(module, tuple(arguments))
-        exported = clock()
-        self._progress("compiling")
-        package = os.path.join(target, PACKAGE)
-        torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=dict(flags))
-        done = clock()
+        graphs = built.graphs or {ONE: Graph(module=built.module, inputs=built.inputs)}
+        flops = sum(graph.calls * count_flops(graph.module, example(graph.inputs)) for graph in graphs.values())
+        seconds["build"] = clock() - begun
+        operations = 0
+        for name, graph in graphs.items():
+            begun = clock()
+            self._progress(f"exporting {name}")
+            module = graph.module.to(getattr(torch, dtype))
+            with torch.no_grad():
+                program = torch.export.export(module, tuple(example(graph.inputs, dtype)))
+            exported = clock()
+            self._progress(f"compiling {name}")
+            package = os.path.join(target, f"{name}.pt2")
+            torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=dict(flags))
+            seconds["export"] += exported - begun
+            seconds["compile"] += clock() - exported
+            operations += sum(1 for node in program.graph.nodes if node.op == "call_function")
         return {
-            "seconds": {"build": ready - begun, "export": exported - ready, "compile": done - exported},
+            "seconds": seconds,
             "inputs": built.inputs,
             "outputs": built.outputs,
+            "per_item": built.per_item,
+            "names": list(graphs),
+            "loop": built.loop,
             "flops_per_call": flops,
-            "graphs": 1,
-            "operations": sum(1 for node in program.graph.nodes if node.op == "call_function"),
+            "graphs": len(graphs),
+            "operations": operations,
             "model": built.facts,
             "compiler": f"AOTInductor of torch {torch.__version__}",
         }
 
-    def load(self, package: str, inputs: list[dict[str, Any]], outputs: list[str]) -> dict[str, Any]:
-        """Load the package; returns what it takes, and how long loading took without any import."""
+    def load(
+        self,
+        folder: str,
+        names: list[str],
+        loop: dict[str, Any],
+        inputs: list[dict[str, Any]],
+        outputs: list[str],
+    ) -> dict[str, Any]:
+        """Load the packages; returns what the model takes, and how long loading took without any import."""
         importlib.import_module("torch._inductor.package")  # imports are no part of loading
         begun = time.monotonic()
-        self._model = torch._inductor.aoti_load_package(package)
+        graphs = {name: torch._inductor.aoti_load_package(os.path.join(folder, f"{name}.pt2")) for name in names}
+        self._model = self._family.loop(graphs, **loop) if loop else graphs[ONE]
         self._outputs = outputs
         return {"inputs": inputs, "outputs": outputs, "seconds": time.monotonic() - begun}
 

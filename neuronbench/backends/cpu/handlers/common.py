@@ -43,14 +43,41 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Graph:
+    """One of several graphs that a model is compiled to."""
+
+    module: Any
+    inputs: list[dict[str, Any]]
+    """`dtype` and `shape` of each argument; an empty `dtype` is the model's."""
+    calls: int = 1
+    """How often a call of the model runs it."""
+
+
+@dataclass(frozen=True)
 class Built:
     """A model as it is compiled: tensors in, a tuple of tensors out."""
 
     module: Any
+    """The whole model. Compiled as one graph, unless there are `graphs`; then it is the reference only."""
     inputs: list[dict[str, Any]]
     """As `neuronbench.protocols.InputSpec` describes them."""
     outputs: list[str]
     facts: dict[str, Any]
+    per_item: dict[str, Any] = field(default_factory=dict)
+    """What one item of a batch holds: `input_tokens` (as compiled, padding included), `output_tokens`, `audio_s`."""
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    loop: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the family's own `loop(graphs, ...)`, which makes one call of the compiled graphs."""
+
+
+def described(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """Facts of a model of transformers."""
+    return {
+        **weights,
+        "architecture": type(model).__name__,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "attention": getattr(model.config, "_attn_implementation", None),
+    }
 
 
 def as_tensor(given: Any) -> Any:
@@ -67,9 +94,9 @@ def as_plain(tensor: Any) -> tuple[str, tuple[int, ...], bytes]:
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numpy().tobytes()
 
 
-def example(inputs: list[dict[str, Any]]) -> list[Any]:
-    """Tensors of the right shape for tracing; their values do not matter."""
-    return [torch.ones(tuple(entry["shape"]), dtype=getattr(torch, entry["dtype"])) for entry in inputs]
+def example(inputs: list[dict[str, Any]], dtype: str = "float32") -> list[Any]:
+    """Tensors of the right shape for tracing; their values do not matter. `dtype`: of inputs that have the model's."""
+    return [torch.ones(tuple(entry["shape"]), dtype=getattr(torch, entry["dtype"] or dtype)) for entry in inputs]
 
 
 def count_flops(module: Any, arguments: list[Any]) -> int:

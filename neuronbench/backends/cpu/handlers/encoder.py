@@ -6,7 +6,7 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found,unused-ignore]
 
-from .common import Built, Source
+from .common import Built, Source, described
 
 TASKS = ("raw_output", "sequence_classification")
 
@@ -46,10 +46,5 @@ def build(source: Source, task: str, shape: dict[str, Any]) -> Built:
     with torch.inference_mode():
         answer = model(input_ids=ones, attention_mask=ones)
     outputs = [name for name in answer.keys() if isinstance(answer[name], torch.Tensor)]  # noqa: SIM118 (ModelOutput)
-    facts = {
-        **weights,
-        "architecture": type(model).__name__,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "attention": getattr(config, "_attn_implementation", None),
-    }
-    return Built(module=_Encoder(model, outputs).eval(), inputs=inputs, outputs=outputs, facts=facts)
+    module = _Encoder(model, outputs).eval()
+    return Built(module=module, inputs=inputs, outputs=outputs, facts=described(model, weights))

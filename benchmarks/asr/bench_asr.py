@@ -1,0 +1,16 @@
+"""Speech to text: sound in, tokens out, greedy; the spectrogram is inside the timer."""
+
+import neuronbench as nb
+
+
+@nb.bench(lane="asr", grid="asr/latency")
+def bench_latency(compiled_model, measure, point):
+    """One window of sound after the other on one copy."""
+    measure.latency(compiled_model, calls=point["calls"])
+
+
+@nb.bench(lane="asr", grid="asr/throughput")
+def bench_throughput(compiled_model, measure, point):
+    """Copies side by side: how many seconds of sound a second."""
+    workers = None if point["workers"] == "all" else point["workers"]
+    measure.throughput(compiled_model, seconds=point["window_s"], workers=workers)
