@@ -228,6 +228,15 @@ class Measure:
             self._session, self._opened, model, samples, measure=measure, reference=reference, seed=seed
         )
 
+    def host_floor(self, *, seconds: float = 0.5, model: str | None = None) -> dict[str, Metric]:
+        """Measure what this host can do at best, each figure in a window of `seconds`; later records cite this one.
+
+        Records memory bandwidth and matrix products over thread counts, and the rate of `model`'s tokenizer.
+        """
+        from neuronbench import measure_host
+
+        return measure_host.floor(self._session, self._opened, seconds=seconds, model=model)
+
     def run(self, resource: Resource | None, body: Any) -> Any:
         """Run `body()` as the measured part: inside the `measuring` hook, so that profilers see it."""
         return self._session.plugins.measuring(self.point, resource, self.record, body)

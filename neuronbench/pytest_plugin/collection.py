@@ -118,9 +118,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> Ge
     session = session_of(config)
     for item in chosen:
         _skip_or_resource(session, item)
+    lanes = session.plugins.lanes
+    leads = {name for name in lanes.names() if lanes[name].leads}
     ordered = points.in_resource_order(
-        chosen,
-        resource=lambda item: item.stash[SPEC].key if SPEC in item.stash else None,
+        sorted(chosen, key=lambda item: item.stash[POINT].lane not in leads),
+        resource=lambda item: item.stash[SPEC].key if SPEC in item.stash else item.stash[POINT].lane in leads,
         repeat=lambda item: item.stash[REPEAT],
     )
     items[:] = points.into_slots(items, chosen, ordered)

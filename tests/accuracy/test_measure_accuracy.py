@@ -20,7 +20,7 @@ from neuronbench.session import Session
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    settings = config.load(tmp_path, environ={"NEURONBENCH_TRACKING_URI": "none"})
+    settings = config.load(tmp_path, environ={})
     made = Session(settings, Plugins(entry_points=False))
     made._sinks = []
     yield made

@@ -9,6 +9,8 @@ from typing import Any
 
 import tokenizers  # type: ignore[import-not-found,unused-ignore]
 
+NOTHING = [{"name": "nothing", "dtype": "int64", "shape": [1], "kind": "zeros"}]
+
 
 class Handler:
     """See the README of `neuronbench/worker`."""
@@ -45,7 +47,7 @@ class Handler:
         self._texts = texts
         counts = [len(entry.ids) for entry in self._tokenizer.encode_batch(texts)]
         return {
-            "inputs": [], "outputs": ["tokens"], "seconds": 0.0,
+            "inputs": NOTHING, "outputs": ["tokens"], "seconds": 0.0,
             "tokens": sum(counts), "digest": digest, "version": tokenizers.__version__,
         }  # fmt: skip
 
