@@ -17,7 +17,8 @@ def add(record: Record) -> list[Metric]:
         return []
     weights = str(record.resource.facts.get("weights") or "") if record.resource else ""
     if weights.startswith("random"):
-        record.notes.append(f"{RANDOM} on the true architecture, {weights.partition(' ')[2]}: speed only, no quality")
+        seed = weights.partition(" ")[2].strip("()")
+        record.notes.append(f"{RANDOM} ({seed}) on the true architecture: speed only, nothing of quality")
     found = published.match(record.point)
     if found is None:
         return []

@@ -84,7 +84,7 @@ def test_random_weights_are_said_so_by_every_record_of_them() -> None:
     (note,) = made.notes
     assert "random weights" in note
     assert "seed 3" in note
-    assert "no quality" in note
+    assert "nothing of quality" in note
 
 
 def test_it_happens_when_a_record_is_finished() -> None:

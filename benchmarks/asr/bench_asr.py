@@ -1,6 +1,16 @@
-"""Speech to text: sound in, tokens out, greedy; the spectrogram is inside the timer."""
+"""Speech to text: sound in, tokens out, greedy; the spectrogram is inside the timer.
+
+Performance of an artifact stands on its accuracy, which comes first: without it, it is provisional.
+"""
 
 import neuronbench as nb
+from neuronbench import accuracy
+
+
+@nb.bench(lane="asr", grid="asr/latency")
+def bench_accuracy(compiled_model, measure):
+    """Its tokens beside those of the same weights in fp32, not compiled, no cache. Nobody could transcribe this sound."""
+    measure.accuracy(compiled_model, accuracy.drawn(compiled_model, 16), measure=accuracy.Tokens())
 
 
 @nb.bench(lane="asr", grid="asr/latency")

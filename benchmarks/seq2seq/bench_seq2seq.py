@@ -1,6 +1,16 @@
-"""Text to text: encoder and greedy decoder, a fixed number of tokens a call."""
+"""Text to text: encoder and greedy decoder, a fixed number of tokens a call.
+
+Performance of an artifact stands on its accuracy, which comes first: without it, it is provisional.
+"""
 
 import neuronbench as nb
+from neuronbench import accuracy
+
+
+@nb.bench(lane="seq2seq", grid="seq2seq/latency")
+def bench_accuracy(compiled_model, measure):
+    """Its tokens beside those of the same weights in fp32, not compiled and without any cache, on drawn inputs."""
+    measure.accuracy(compiled_model, accuracy.drawn(compiled_model, 16), measure=accuracy.Tokens())
 
 
 @nb.bench(lane="seq2seq", grid="seq2seq/latency")

@@ -1,6 +1,22 @@
-"""Image models: a classifier, and the towers of CLIP, each for itself."""
+"""Image models: a classifier, and the towers of CLIP, each for itself.
+
+Performance of an artifact stands on its accuracy, which comes first: without it, it is provisional.
+"""
 
 import neuronbench as nb
+from neuronbench import accuracy
+
+
+@nb.bench(lane="vision", grid="vision/classifier")
+def bench_classifier_accuracy(compiled_model, measure):
+    """Its scores beside those of the same weights in fp32, not compiled, for drawn pictures."""
+    measure.accuracy(compiled_model, accuracy.drawn(compiled_model, 100), measure=accuracy.Tensors())
+
+
+@nb.bench(lane="vision", grid="vision/clip")
+def bench_clip_accuracy(compiled_model, measure):
+    """Its vectors beside those of the same weights in fp32, not compiled, for drawn pictures or texts."""
+    measure.accuracy(compiled_model, accuracy.drawn(compiled_model, 100), measure=accuracy.Tensors())
 
 
 @nb.bench(lane="vision", grid="vision/classifier")

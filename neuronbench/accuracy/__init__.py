@@ -8,6 +8,7 @@ beside this file has the rule and the gates.
 from __future__ import annotations
 
 from neuronbench.accuracy.compare import Comparison, compare
+from neuronbench.accuracy.draws import drawn
 from neuronbench.accuracy.measures import Labels, Measure, Scores, Similarity, Tensors, Tokens, ZeroShot
 from neuronbench.accuracy.rule import Verdict, judge
 from neuronbench.accuracy.samples import Answers, Incomparable, Samples
@@ -30,6 +31,7 @@ __all__ = [
     "ZeroShot",
     "compare",
     "decode",
+    "drawn",
     "encode",
     "judge",
 ]

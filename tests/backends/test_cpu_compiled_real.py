@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuronbench import artifacts, config, measure_device, processes
+from neuronbench import accuracy, artifacts, config, measure_accuracy, measure_device, processes
 from neuronbench.backends.cpu import compiled
 from neuronbench.model import FrozenMap, Point, ResourceSpec
 from neuronbench.plugins import Plugins
@@ -107,6 +107,38 @@ def test_its_outputs_are_those_of_the_reference_and_it_minds_its_mask(minilm: Wo
     assert error is not None
     assert error < 1e-4
     assert measure_device.finite_gate([answers]).passed is True
+
+
+SENTENCES = (
+    "The ferry was cancelled because of the storm.", "Bad weather stopped the boat from sailing.",
+    "My grandmother knits socks every winter.", "Each winter my nan makes woollen socks by hand.",
+    "The printer ran out of ink.", "There is no more toner for printing.",
+)  # fmt: skip
+
+
+def test_its_tokenizer_works_in_the_stack_and_it_finds_what_means_the_same(minilm: WorkerModel) -> None:
+    samples = accuracy.encode(minilm, SENTENCES, name="pairs", truth=[1, 0, 3, 2, 5, 4])
+    ids, mask = samples.inputs["input_ids"], samples.inputs["attention_mask"]
+    assert ids.shape == mask.shape == (6, 128)
+    assert (ids[:, 0] == 101).all()  # BERT's own first and last token
+    assert (ids * mask == ids).all()
+    assert [int(row[count - 1]) for row, count in zip(ids, mask.sum(axis=1), strict=True)] == [102] * 6
+    assert samples.protocol["truncated"] == 0
+    assert accuracy.decode(minilm, [ids[4].tolist()]) == ["the printer ran out of ink."]
+    measure = accuracy.Similarity()
+    protocol = measure_accuracy.protocol_of(minilm, samples, measure)
+    answers, mask_gate = measure_accuracy.answers_of(minilm, samples, protocol)
+    reference = measure_accuracy.reference_of(minilm, samples, protocol)
+    found = accuracy.compare(answers, reference, samples, measure, mask=mask_gate)
+    assert {gate.id: gate.passed for gate in found.gates} == {
+        "finite_outputs": True, "constant_rows": True, "outputs_distinct": True, "mask_respected": True,
+        "accuracy": True, "accuracy_samples": False,
+    }  # fmt: skip
+    assert found.verdict.reference == 1
+    assert mask_gate.observed < 1e-4
+    metrics = {metric.key: metric.value for metric in found.metrics}
+    assert (metrics["cosine_min"] or 0) > 0.9999
+    assert (metrics["max_rel_err"] or 1) < 1e-3
 
 
 def test_its_loops_pass_the_gates(minilm: WorkerModel) -> None:

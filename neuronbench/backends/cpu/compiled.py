@@ -36,15 +36,7 @@ from neuronbench.catalog.architectures import architecture_of
 from neuronbench.definitions import metric
 from neuronbench.environment import host_facts
 from neuronbench.model import Failure, FrozenMap, Json, Metric, Point, ResourceSpec, fingerprint
-from neuronbench.protocols import (
-    Backend,
-    BootContext,
-    BootError,
-    PointFailure,
-    ProviderInfo,
-    Stack,
-    Unsupported,
-)
+from neuronbench.protocols import Backend, BootContext, BootError, PointFailure, ProviderInfo, Stack, Unsupported
 from neuronbench.stacks import clean_environment
 from neuronbench.worker.client import Launch, Worker
 from neuronbench.worker.compiled import Plan, WorkerModel, start_copy
@@ -73,8 +65,10 @@ DEFAULTS: Final[Mapping[str, Json]] = {
 }
 SHAPE: Final = ("batch_size", "sequence_length", "num_labels", "output_tokens")
 """Settings that say for which shapes the model is compiled."""
-SHARED: Final = ("aoti.py", "common.py", "steps.py")
-"""Modules of `handlers/` that are no family."""
+SHARED: Final = ("aoti.py", "common.py")
+"""Modules of `handlers/` that every family rests on."""
+USED: Final = {"asr": ("steps.py",), "seq2seq": ("steps.py",)}
+"""Further ones, by the family that needs them."""
 DTYPES: Final = ("float32", "bfloat16", "float16")
 _QUIET: Final = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false",
@@ -314,7 +308,7 @@ def artifact_facts(found: artifacts.Artifact) -> dict[str, Json]:
 def key_parts(given: FrozenMap, stack: Stack, identity: Mapping[str, Json]) -> dict[str, Json]:
     """All that decides what the compiler makes; the digest of it is the artifact's key."""
     host = host_facts()
-    files = [HANDLERS / name for name in (*SHARED, f"{given['family']}.py")]
+    files = [HANDLERS / name for name in (*SHARED, *USED.get(given["family"], ()), f"{given['family']}.py")]
     versions = {name: stack.packages.get(name) for name in ("torch", "transformers", "python")}
     return {
         "compiler": "aoti",
@@ -358,7 +352,8 @@ def wrong_settings(settings: FrozenMap) -> str:
         return "an architecture without a model has no weights: say weights = 'seeded'"
     if settings["model"] and architecture:
         return "give `model` or `architecture`, not both"
-    families = [path.stem for path in HANDLERS.glob("*.py") if path.name not in ("__init__.py", *SHARED)]
+    others = {"__init__.py", *SHARED, *(name for names in USED.values() for name in names)}
+    families = [path.stem for path in HANDLERS.glob("*.py") if path.name not in others]
     families.sort(key=lambda name: (name != DEFAULTS["family"], name))
     if settings["family"] not in families:
         return f"family: expected one of {', '.join(families)}; found {settings['family']!r}"

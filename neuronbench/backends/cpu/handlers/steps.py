@@ -156,16 +156,12 @@ def loop(graphs: dict[str, Callable[..., Any]], masked: bool, first: int, steps:
     """Inputs → tokens and scores, by the compiled graphs. `first`: position of the first token that is fed back."""
     prefill, step = graphs["prefill"], graphs["step"]
     positions = [torch.tensor(first + index) for index in range(steps)]
-    seen = False
 
     def run(*inputs: Any) -> Any:
-        nonlocal seen
-        token, score, *state = prefill(*inputs)
-        if not seen:  # a compiled graph reads what it is given by the strides it was traced with, without a question
-            strange = [index for index, tensor in enumerate(state) if not tensor.is_contiguous()]
-            if strange:
-                raise RuntimeError(f"caches {strange} of prefill are not contiguous; step would misread them")
-            seen = True
+        token, score, *given = prefill(*inputs)
+        # A compiled graph reads its inputs by the strides it was traced with and asks nothing, and the compiler lays
+        # out the outputs of another graph as it likes.
+        state = [tensor.contiguous() for tensor in given]
         rest = (*inputs[1:2], *state) if masked else tuple(state)
         tokens, scores = [token], [score]
         for position in positions:
