@@ -133,6 +133,8 @@ def test_evidence_mends_nothing_else(shelf: Shelf) -> None:
     unsure = Gate(id="unsure", passed=False, severity="provisional")
     other = shelf.put(ONE, artifact="a", speed=True, gates=(provisional(), unsure))
     assert validity_now(other, shelf.store) is Validity.PROVISIONAL
+    cut_off = shelf.put(ONE, artifact="a", speed=True, gates=(provisional(),), outcome=Outcome.TIMEOUT)
+    assert validity_now(cut_off, shelf.store) is cut_off.validity is not Validity.VALID
     informed = shelf.put(
         ONE, artifact="a", speed=True, gates=(provisional(), Gate(id="i", passed=False, severity="info"))
     )

@@ -126,7 +126,8 @@ def evidence_gate(artifact: str, evidence: Evidence | None) -> Gate:
 def validity_now(record: Record, store: ReceiptStore) -> Validity:
     """The validity of a record with what accuracy records have shown since it was written."""
     failed = [gate for gate in record.gates if gate.passed is False and gate.severity != "info"]
-    if [gate.id for gate in failed] != [GATE] or record.resource is None:
+    ended = record.outcome not in (Outcome.ERROR, Outcome.TIMEOUT, Outcome.INTERRUPTED)
+    if [gate.id for gate in failed] != [GATE] or record.resource is None or not ended:
         return record.validity
     evidence = accuracy_evidence(store, artifact_hash(record.resource.facts))
     if evidence is None:
