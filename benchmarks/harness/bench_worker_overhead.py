@@ -108,7 +108,8 @@ def bench_throughput(board, tmp_path: Path) -> None:
         model.stop()
     lost = [other / own for own, other in zip(ours, theirs, strict=True)]
     board.report(
-        what=f"{len(cores)} workers, calls", unit="1/s", value=max(ours), turns=ours, bare=max(theirs), note="bare: as many processes that only compute",
+        what=f"{len(cores)} workers, calls", unit="1/s", value=max(ours), turns=ours, bare=max(theirs),
+        note="bare: as many processes that only compute",
     )  # fmt: skip
     board.report(
         what="independent processes / workers", unit="×", value=max(theirs) / max(ours), turns=lost, budget=1 / 0.95,
