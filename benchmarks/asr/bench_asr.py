@@ -9,7 +9,7 @@ from neuronbench import accuracy
 
 @nb.bench(lane="asr", grid="asr/latency")
 def bench_accuracy(compiled_model, measure):
-    """Its tokens beside those of the same weights in fp32, not compiled, no cache. Nobody could transcribe this sound."""
+    """Its tokens beside those of the same weights in fp32, not compiled, no cache; drawn sound has no words."""
     measure.accuracy(compiled_model, accuracy.drawn(compiled_model, 16), measure=accuracy.Tokens())
 
 
