@@ -145,7 +145,7 @@ def git_facts(root: Path) -> dict[str, Json]:
     commit = ask("rev-parse", "HEAD")
     if commit is None:
         return {"git.commit": None, "git.branch": None, "git.dirty": None}
-    changed = ask("status", "--porcelain", "--untracked-files=no")
+    changed = ask("status", "--porcelain")  # an untracked benchmark is in no commit either
     return {
         "git.commit": commit,
         "git.branch": ask("rev-parse", "--abbrev-ref", "HEAD"),

@@ -117,6 +117,7 @@ class Grid:
             exclude += layer.exclude
         for key, texts in (overrides or {}).items():
             values = [parse_value(text) for text in texts]
+            _same_kind(self.path, key, values, axes.get(key, [settings[key]] if key in settings else []))
             if len(values) > 1 and key not in axes and key not in settings and not any(key in row for row in include):
                 continue  # an axis of other benchmarks: it would only multiply the points of this one
             if key in axes or len(values) > 1:
@@ -172,6 +173,18 @@ def axis_label(axis: str, value: Json) -> str:
     return slug(f"{short}{text}" if short else f"{axis}={text}", limit=60)
 
 
+def _same_kind(path: Path, key: str, values: Sequence[Json], there: Sequence[Json]) -> None:
+    """Numbers stay numbers: a value of another kind than the grid's fails now and not after a boot."""
+    numbers = [value for value in there if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    if there and len(numbers) == len(there):
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise GridError(
+                    f"--nb-set {key}={value}: expected a number, as the grid has it "
+                    f"({', '.join(map(str, numbers[:4]))}; {path})"
+                )
+
+
 def matches(row: Mapping[str, Json], settings: Mapping[str, Json], rule: Mapping[str, Json]) -> bool:
     """Whether every key of `rule` has that value in the row or the shared settings."""
     merged = {**settings, **row}
@@ -217,6 +230,7 @@ def load(path: Path) -> Grid:
         known = [*sorted(_LAYER_KEYS), "title", "sizes", "backends"]
         raise GridError(f"{path}: unknown key {unknown[0]!r}{closest(unknown[0], known)}; known: {', '.join(known)}")
     backends = _tables(path, "backends", document.get("backends", {}))
+    _known_axes(path, document)
     roles_file = next((f / MODELS_FILE for f in path.parents if (f / MODELS_FILE).is_file()), None)
     return Grid(
         name=path.stem,
@@ -238,6 +252,27 @@ def load(path: Path) -> Grid:
         },
         roles=read_roles(roles_file) if roles_file else {},
     )
+
+
+def _known_axes(path: Path, document: Mapping[str, Any]) -> None:
+    """A size or a backend varies what the grid has; an axis that only it has is a misspelt one."""
+    known = [*_mapping(document.get("axes")), *_mapping(document.get("settings"))]
+    layers = {f"sizes.{name}": table for name, table in _mapping(document.get("sizes")).items()}
+    for name, table in _mapping(document.get("backends")).items():
+        layers[f"backends.{name}"] = table
+        sizes = _mapping(_mapping(table).get("sizes"))
+        layers |= {f"backends.{name}.sizes.{size}": inner for size, inner in sizes.items()}
+    for where, table in layers.items():
+        for axis in _mapping(_mapping(table).get("axes")):
+            if document.get("axes") and axis not in known:
+                raise GridError(
+                    f"{path}: {where}.axes.{axis}: the grid itself has no axis or setting {axis!r}"
+                    f"{closest(axis, known)}; it has: {', '.join(known)}"
+                )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 @lru_cache(maxsize=16)

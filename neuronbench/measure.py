@@ -113,24 +113,29 @@ class Measure:
     def check(self, key: str, *, at_most: float | None = None, at_least: float | None = None) -> float:
         """Fail the point with outcome `slo_miss` unless the metric `key` is there and within the limits.
 
-        A metric that is missing or unbounded (its percentile falls on failed requests) does not meet any limit.
-        Returns the value.
+        A metric without a value (too few samples, or unbounded because its percentile falls on failed requests) meets
+        no limit; a name that the record does not have is a mistake of the benchmark and raises `LookupError`. Returns
+        the value.
         """
         if (at_most is None) == (at_least is None):
             raise ValueError("check: give exactly one of at_most and at_least")
         metric = self.record.metrics.get(key)
         if metric is None:
             keys = list(self.record.metrics)
-            raise SloMiss(
+            raise LookupError(
                 f"{key}: no such metric in this record{closest(key, keys)}; it has: {', '.join(sorted(keys))}"
             )
         limit = at_most if at_most is not None else at_least
         sign = "≤" if at_most is not None else "≥"
-        self.record.workload.setdefault("checks", []).append({"metric": key, "limit": limit, "sign": sign})
+        met = metric.value is not None and (
+            metric.value <= at_most if at_most is not None else metric.value >= (at_least or 0.0)
+        )
+        self.record.workload.setdefault("checks", []).append(
+            {"metric": key, "sign": sign, "limit": limit, "observed": metric.value, "met": met}
+        )
         if metric.value is None:
             raise SloMiss(f"{key} {sign} {limit:g} cannot be confirmed: no value ({metric.note or 'not measured'})")
-        missed = metric.value > at_most if at_most is not None else metric.value < (at_least or 0.0)
-        if missed:
+        if not met:
             raise SloMiss(f"{key} is {metric.value:.6g} {metric.unit}, expected {sign} {limit:g}")
         return metric.value
 

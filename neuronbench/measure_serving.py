@@ -7,6 +7,7 @@ tables and MLflow come afterwards.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -88,7 +89,7 @@ def serve(
     finally:
         sampled = telemetry.result = recorder.stop()
     reduction = reduce_run(plan, scratch / "out", table=opened.folder / "requests.parquet", slo=slo, drive=driven)
-    _record(opened, reduction, sampled, settings)
+    _record(opened, endpoint, reduction, sampled, settings)
     _discard(scratch)
     failure = _failure(session, endpoint, driven)
     if failure is not None:
@@ -132,7 +133,7 @@ def default_samplers(endpoint: Endpoint) -> list[SamplerSpec]:
     return samplers
 
 
-def _record(opened: OpenRecord, reduction: Any, sampled: Telemetry, settings: Settings) -> None:
+def _record(opened: OpenRecord, endpoint: Endpoint, reduction: Any, sampled: Telemetry, settings: Settings) -> None:
     from neuronbench.calibration import client_error
 
     record = opened.record
@@ -148,6 +149,19 @@ def _record(opened: OpenRecord, reduction: Any, sampled: Telemetry, settings: Se
     metrics, gates = server_evidence(reduction.window, sampled)
     record.add(*metrics)
     record.gate(*gates)
+    served = endpoint.facts.get("model")
+    if isinstance(served, Mapping) and served.get("note"):
+        record.notes.append(f"weights: {served['note']}")
+        if served.get("source") == "packaged" and not str(served.get("reference", "")).startswith("packaged:"):
+            record.gate(
+                Gate(
+                    id="weights_as_asked",
+                    passed=False,
+                    severity="provisional",
+                    observed=served.get("source"),
+                    message=f"{served.get('reference')} was not to be had, and {served['note']} stood in for it",
+                )
+            )
     record.workload["client_error"], gate = client_error(settings, record.metrics)
     record.gate(gate)
 
@@ -162,13 +176,47 @@ def server_evidence(window: Mapping[str, Any], sampled: Telemetry) -> tuple[list
 
     counted = token_totals(sampled)
     gates = [
-        token_conservation(window, prompt_tokens=counted.prompt_tokens, generation_tokens=counted.generation_tokens)
+        host_contention(window, sampled),
+        token_conservation(window, prompt_tokens=counted.prompt_tokens, generation_tokens=counted.generation_tokens),
     ]
     start_ns, end_ns = window.get("start_ns"), window.get("end_ns")
     if start_ns is None or end_ns is None:
         return [], gates
     metrics = [*server_metrics(sampled, start_ns, end_ns), *serving_counters(sampled, start_ns, end_ns)]
     return metrics, [*gates, telemetry_gate(sampled, start_ns, end_ns)]
+
+
+CONTENTION_LIMIT_PCT = 25.0
+"""What processes that do not belong to the measurement may use of the host meanwhile; 100 % is one core."""
+
+
+def host_contention(window: Mapping[str, Any], sampled: Telemetry) -> Gate:
+    """Whether the machine did other work while the window was open: the server had less of it then than it seems.
+
+    CPU of the whole host without that of the server's processes, of the load driver and of telemetry; steal counts in.
+    """
+    limit, unit = CONTENTION_LIMIT_PCT, "%"
+    start_ns, end_ns = window.get("start_ns"), window.get("end_ns")
+    if start_ns is None or end_ns is None:
+        return Gate(
+            id="host_contended", passed=None, limit=limit, unit=unit, severity="provisional", message="no window"
+        )
+    seen = sampled.window(start_ns, end_ns)
+    host, server = seen.mean("host/cpu_percent"), seen.mean("server/cpu_percent")
+    if host is None or server is None:
+        why = "CPU of the host or of the server's processes was not sampled"
+        return Gate(id="host_contended", passed=None, limit=limit, unit=unit, severity="provisional", message=why)
+    client = float(window.get("client_cpu_pct") or 0.0)
+    others = max(host * (os.cpu_count() or 1) - server - client, 0.0)
+    return Gate(
+        id="host_contended",
+        passed=others <= limit,
+        observed=round(others, 1),
+        limit=limit,
+        unit=unit,
+        severity="provisional",
+        message="CPU used by other processes while the window was open (100 % is one core): end them and measure again",
+    )
 
 
 def _failure(session: Session, endpoint: Endpoint, driven: Drive) -> Failure | None:

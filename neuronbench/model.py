@@ -365,7 +365,12 @@ class Record:
 
     @property
     def validity(self) -> Validity:
-        """Worst verdict of the gates; a gate that could not be evaluated never makes a record invalid by itself."""
+        """Worst verdict of the gates; a gate that could not be evaluated never makes a record invalid by itself.
+
+        What did not come to its end (error, timeout, interrupted) has no numbers to quote, whatever its gates say.
+        """
+        if self.outcome in (Outcome.ERROR, Outcome.TIMEOUT, Outcome.INTERRUPTED):
+            return Validity.INVALID
         failed = {gate.severity for gate in self.gates if gate.passed is False}
         if "invalid" in failed:
             return Validity.INVALID

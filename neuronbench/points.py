@@ -67,10 +67,14 @@ def make_point(
     backend: str,
     grid_point: grids.GridPoint,
     extra: Mapping[str, Any],
+    unnamed: frozenset[str] = frozenset(),
 ) -> Point:
-    """Join a grid's point with the values of the function's own `parametrize` (`extra`)."""
+    """Join a grid's point with the values of the function's own `parametrize` (`extra`).
+
+    Those in `unnamed` do not vary and stay out of the id.
+    """
     own = {name: _plain(value) for name, value in extra.items()}
-    axes = (*grid_point.axes, *(name for name in own if name not in grid_point.axes))
+    axes = (*grid_point.axes, *(name for name in own if name not in grid_point.axes and name not in unnamed))
     params = FrozenMap({**grid_point.params, **own})
     stem = function.__name__.removeprefix("bench_")
     labels = [grids.axis_label(axis, params[axis]) for axis in axes]

@@ -9,6 +9,7 @@ import time
 import traceback as traceback_module
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -230,16 +231,37 @@ class Session:
                 self._probes[backend] = Probe(available=False, reason=reason)
         return self._probes[backend]
 
-    def environment(self, backend: str) -> Environment:
-        """Facts of host, stack and harness for records on `backend`; gathered once."""
-        if backend not in self._environments:
+    def environment(self, backend: str, *, external: bool = False) -> Environment:
+        """Facts of host, stack and harness for records on `backend`; gathered once.
+
+        A server that somebody else runs (`external`) has no stack here: the local one is left out then.
+        """
+        key = f"{backend} external" if external else backend
+        if key not in self._environments:
             from neuronbench import environment
 
             instance = self.plugins.backend(backend)
-            self._environments[backend] = environment.describe(
-                instance, self.plugins.describe_environment(instance), self.settings
+            self._environments[key] = environment.describe(
+                instance,
+                self.plugins.describe_environment(instance),
+                self.settings,
+                {"endpoint": "external"} if external else None,
             )
-        return self._environments[backend]
+        return self._environments[key]
+
+    def at_endpoint(self, point: Point) -> Point:
+        """`point` as it is asked of the running server of `--nb-endpoint`.
+
+        Parameters that tell a provider what to boot (model, dtype, ...) are not applied then, so they are no part of
+        it; the URL is.
+        """
+        info = self.plugins.provider_for("endpoint", point.backend)
+        given: set[str] = set()
+        if info is not None:
+            provider = self.plugins.provider(info.name)
+            given = set(provider.spec(point, self.plugins.backend(point.backend), self.settings).settings)
+        kept = {name: value for name, value in point.params.items() if name not in given or name in point.axes}
+        return replace(point, params=FrozenMap({**kept, "endpoint": self.settings.endpoint}))
 
     def unsupported(self, point: Point, needs: Sequence[str]) -> Unsupported | None:
         """Why `point` cannot run here, found without booting anything; None when it can."""

@@ -106,8 +106,9 @@ def test_git(tmp_path: Path) -> None:
     git("commit", "-q", "-m", "a")
     commit = git("rev-parse", "HEAD")
     assert environment.git_facts(tmp_path) == {"git.commit": commit, "git.branch": "trunk", "git.dirty": False}
-    (tmp_path / "b").write_text("untracked", encoding="utf-8")
-    assert environment.git_facts(tmp_path)["git.dirty"] is False
+    (tmp_path / "b").write_text("an untracked benchmark is in no commit", encoding="utf-8")
+    assert environment.git_facts(tmp_path)["git.dirty"] is True
+    (tmp_path / "b").unlink()
     (tmp_path / "a").write_text("2", encoding="utf-8")
     assert environment.git_facts(tmp_path)["git.dirty"] is True
 

@@ -370,6 +370,6 @@ def test_a_records_json_has_every_top_level_key() -> None:
     required = "schema_version point outcome validity gates metrics resource environment error"
     assert set(required.split()) <= document.keys()
     assert document["schema_version"] == SCHEMA_VERSION
-    assert (document["outcome"], document["validity"]) == ("error", "valid")
+    assert (document["outcome"], document["validity"]) == ("error", "invalid")
     assert document["error"]["kind"] == "host_oom"
     assert document["duration_s"] is None

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neuronbench.commands import host
+from neuronbench.model import Validity
 
 if TYPE_CHECKING:
-    from neuronbench.receipts import ReceiptError
+    from neuronbench.receipts import Header, ReceiptError
 
 
 def list_receipts(
@@ -51,7 +52,7 @@ def _sessions(here: host.Host, number: int, as_json: bool, problems: list[Receip
                 "started_at": manifest.get("started_at") or (headers[0].started_at if headers else ""),
                 "ended_at": manifest.get("ended_at", ""),
                 "exit_status": manifest.get("exit_status"),
-                "outcomes": dict(Counter(str(h.outcome) for h in headers if h.kind == "point")),
+                "outcomes": dict(Counter(verdict(h) for h in headers if h.kind == "point")),
                 "boots": sum(h.kind != "point" for h in headers),
                 "lanes": sorted({h.lane for h in headers if h.kind == "point"}),
                 "command": list(manifest.get("command", ())),
@@ -111,3 +112,10 @@ def _points(here: host.Host, session: str, lane: str, as_json: bool, problems: l
     for line in (*tables.gate_lines(records), *tables.failure_lines(records)):
         host.say(line)
     host.say(f"Receipts: {here.settings.receipts_dir / session}")
+
+
+def verdict(header: Header) -> str:
+    """Outcome, and that the numbers are not to be quoted where a gate failed: `ok`, `ok INVALID`."""
+    marked = {Validity.INVALID: " INVALID", Validity.PROVISIONAL: " provisional"}
+    plain = header.outcome in ("ok", "slo_miss", "failed")
+    return str(header.outcome) + (marked.get(header.validity, "") if plain else "")

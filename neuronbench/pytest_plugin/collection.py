@@ -94,12 +94,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> Ge
     benches = [item for item in items if _is_bench_item(item)]
     errors = config.stash[ERRORS]
     if errors:
-        raise pytest.UsageError("\n".join(errors))
-    for item, point in zip(benches, points.unique_ids([_point_of(item) for item in benches]), strict=True):
-        item.stash[POINT] = point
+        more = f"\n... and {len(errors) - 3} more" if len(errors) > 3 else ""
+        raise pytest.UsageError("\n".join(errors[:3]) + more)
+    session = session_or_none(config)
+    constants = _constants(benches)
+    made = [_point_of(item, constants) for item in benches]
+    for item in benches:
         item.stash[REPEAT] = item.callspec.params["nb_repeat"]
         item.stash[NEEDS] = tuple(kind for kind in RESOURCE_FIXTURES if kind in item.fixturenames)
-    session = session_or_none(config)
+    if session is not None and session.settings.endpoint:
+        made = [
+            session.at_endpoint(point) if "endpoint" in item.stash[NEEDS] else point
+            for item, point in zip(benches, made, strict=True)
+        ]
+    for item, point in zip(benches, points.unique_ids(made), strict=True):
+        item.stash[POINT] = point
     if session is not None and benches:
         known = {name for item in benches for name in item.stash[POINT].params}
         for key, values in session.settings.overrides.items():
@@ -133,15 +142,27 @@ def _is_bench_item(item: pytest.Item) -> bool:
     return callspec is not None and "nb_repeat" in callspec.params
 
 
-def _point_of(item: Any) -> Point:
+def _constants(items: list[Any]) -> frozenset[tuple[str, str]]:
+    """Parameters of a function's own `parametrize` that have one value only: they say nothing in an id."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for item in items:
+        benchmark = item.nodeid.partition("[")[0]
+        for name, value in item.callspec.params.items():
+            values.setdefault((benchmark, name), set()).add(repr(value))
+    return frozenset(key for key, found in values.items() if len(found) == 1)
+
+
+def _point_of(item: Any, constants: frozenset[tuple[str, str]]) -> Point:
     lane, backend, grid_point = item.callspec.params["point"]
+    benchmark = item.nodeid.partition("[")[0]
     return points.make_point(
         function=item.function,
-        benchmark=item.nodeid.partition("[")[0],
+        benchmark=benchmark,
         lane=lane,
         backend=backend,
         grid_point=grid_point,
         extra={name: value for name, value in item.callspec.params.items() if name not in ("point", "nb_repeat")},
+        unnamed=frozenset(name for of, name in constants if of == benchmark),
     )
 
 

@@ -38,7 +38,7 @@ def settings_of(config: pytest.Config) -> configuration.Settings:
     """The settings of this run; a wrong one is a usage error."""
     option = config.option
     try:
-        return configuration.load(
+        settings = configuration.load(
             config.rootpath,
             overrides={
                 "grid": option.nb_grid,
@@ -59,6 +59,12 @@ def settings_of(config: pytest.Config) -> configuration.Settings:
         )
     except configuration.ConfigError as error:
         raise pytest.UsageError(str(error)) from error
+    if settings.resume not in ("", "last") and not (settings.receipts_dir / settings.resume).is_dir():
+        raise pytest.UsageError(
+            f"--nb-resume {settings.resume}: no such session in {settings.receipts_dir}; write it last, or "
+            "as --nb-resume=last, to resume from all sessions (`neuronbench list` shows them)"
+        )
+    return settings
 
 
 def pairs(option: str, given: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
             plugins = config.stash[PLUGINS] = Plugins()
         except PluginError as error:
             raise pytest.UsageError(str(error)) from error
+    # A plugin that misbehaves is told about and never fails a run, also where warnings are errors.
+    config.addinivalue_line("filterwarnings", "default::neuronbench.plugins.PluginWarning")
     config.stash[ERRORS] = []
     config.stash[SETTINGS] = settings_of(config)
     config.addinivalue_line("markers", f"{MARK}(lane, grid, backends, params, slo): set by neuronbench.bench")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from neuronbench.measure import DeadlineExceeded, PointFailure, SloMiss
-from neuronbench.model import Failure, Outcome, slug
+from neuronbench.model import Failure, Gate, Outcome, slug
 from neuronbench.plugins import PluginWarning
 from neuronbench.protocols import BootError
 from neuronbench.pytest_plugin.keys import OPEN, POINT, REPEAT, SPEC, session_of, session_or_none
@@ -148,6 +148,9 @@ def _outcome(report: pytest.TestReport, call: pytest.CallInfo[None], opened: Ope
     elif report.passed:
         return Outcome.OK
     error = call.excinfo.value if call.excinfo else None
+    traced = report.longreprtext
+    if isinstance(error, (PointFailure, BootError, SloMiss)):
+        report.longrepr = f"{record.receipt_name}: {error}"  # what it says is the message; our own frames are not
     phase = {"setup": "boot", "call": "window"}.get(call.when, "teardown")
     if isinstance(error, (PointFailure, BootError)):
         record.error = error.failure
@@ -165,7 +168,7 @@ def _outcome(report: pytest.TestReport, call: pytest.CallInfo[None], opened: Ope
             phase="check" if isinstance(error, AssertionError) else phase,
             message=message,
             causal_line=message.splitlines()[0] if message else "",
-            traceback="" if isinstance(error, SloMiss) else report.longreprtext,
+            traceback="" if isinstance(error, SloMiss) else traced,
         )
     if hasattr(report, "wasxfail"):
         return Outcome.XFAILED
@@ -181,7 +184,12 @@ def _outcome(report: pytest.TestReport, call: pytest.CallInfo[None], opened: Ope
 def _finish(session: Session, item: pytest.Item, outcome: Outcome) -> None:
     opened = item.stash[OPEN]
     if outcome not in (Outcome.SKIPPED, Outcome.CACHED):
-        opened.record.environment = session.environment(opened.record.point.backend)
+        point = opened.record.point
+        opened.record.environment = session.environment(point.backend, external="endpoint" in point.params)
+        if outcome == Outcome.OK and opened.record.kind == "point" and not opened.record.metrics:
+            opened.record.gate(
+                Gate(id="measured", passed=False, severity="provisional", message="the benchmark recorded no metric")
+            )
     session.commit(opened, outcome)
 
 

@@ -133,15 +133,13 @@ class Terminal:
         show = terminalreporter.write_line
         if ran:
             terminalreporter.section("neuronbench")
-        notes: list[str] = []
         for (lane, name, backend), records in tables.by_benchmark(ran).items():
             keys = session.plugins.lanes[lane].headline if lane in session.plugins.lanes else ()
             keys = keys or tuple(dict.fromkeys(key for record in records for key in record.metrics))[:6]
             title = f"{lane}: {name} on {backend}"
             show(tables.render(tables.lane_table(title, records, keys), width=width, color=color).rstrip())
-            notes += [line for line in tables.sample_notes(records, keys) if line not in notes]
-        for line in notes:
-            show(f"  {line}")
+            for line in tables.sample_notes(records, keys):
+                show(f"  {line}")
         boots = [record for record in ran if record.kind == "boot"]
         if boots:
             show(tables.render(tables.boot_table(boots), width=width, color=color).rstrip())

@@ -286,10 +286,10 @@ def decode_record(document: Json, path: Path) -> Record:
     )
     if f.text("name") != record.receipt_name:
         record.name = f.text("name")
-    if f.choice("validity", Validity) is not record.validity:
-        raise f.fail("validity", f"{record.validity.value!r}, which is what its gates say")
     if outcome is not None:
         record.close(outcome, ended_at=f.text("ended_at"), duration_s=f.number_or_none("duration_s"))
+    if f.choice("validity", Validity) is not record.validity:
+        raise f.fail("validity", f"{record.validity.value!r}, which is what its outcome and gates say")
     return record
 
 

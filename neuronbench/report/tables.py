@@ -129,18 +129,22 @@ def lane_table(title: str, records: Sequence[Record], keys: Sequence[str]) -> Ta
 
 
 def sample_notes(records: Sequence[Record], keys: Sequence[str]) -> list[str]:
-    """What a table's `few` would take, a line per metric."""
-    needed = {
-        record.metrics[key].note.partition(", ")[0]
-        for record in records
-        for key in keys
-        if key in record.metrics and number(record.metrics[key]) == TOO_FEW
-    }
-    return (
-        [f"{TOO_FEW}: {'; '.join(sorted(needed))}: measure longer (--nb-grid full, or --nb-set window_s=...)"]
-        if needed
-        else []
-    )
+    """What the `few` of one table would take."""
+    needed: dict[str, tuple[int, Record]] = {}
+    for record in records:
+        for key in keys:
+            metric = record.metrics.get(key)
+            if metric is not None and number(metric) == TOO_FEW:
+                text = metric.note.partition(", found")[0]
+                if text not in needed or metric.n < needed[text][0]:
+                    needed[text] = (metric.n, record)
+    lines = []
+    for text, (found, record) in needed.items():
+        remedy = "measure longer"
+        if "window_s" in record.point.params:
+            remedy += ": --nb-grid full, or --nb-set window_s=SECONDS"
+        lines.append(f"{TOO_FEW}: {text}, found {found} at least; {remedy}")
+    return lines
 
 
 def boot_table(records: Sequence[Record]) -> Table:

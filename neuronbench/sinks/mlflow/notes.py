@@ -39,6 +39,10 @@ def note(record: Record, *, receipt: Path, manifest: SessionManifest | None, tra
     command = reproduce(record, manifest)
     if command:
         parts.append(f"Measure it again:\n\n```sh\n{command}\n```")
+        argv = record.environment.facts.get("harness.argv")
+        if isinstance(argv, list) and argv:
+            whole = shlex.join(["python", "-m", "pytest", *map(str, argv[1:])])
+            parts.append(f"It was measured by:\n\n```sh\n{whole}\n```")
     parts.append(f"Receipt: `{record.receipt_id}` at `{receipt}`")
     if traces:
         parts.append(f"{traces} request traces (slowest, failed, random) are in the Traces tab.")
@@ -118,7 +122,11 @@ def reproduce(record: Record, manifest: SessionManifest | None) -> str:
     grid = manifest.settings.get("grid") if manifest else None
     if grid:
         words += ["--nb-grid", str(grid)]
-    for axis in record.point.axes:
+    endpoint = record.point.params.get("endpoint")
+    if endpoint:
+        words += ["--nb-endpoint", str(endpoint)]
+    settings = [name for name in ("window_s",) if name in record.point.params and name not in record.point.axes]
+    for axis in (*record.point.axes, *settings):
         if axis in record.point.params:
             value = record.point.params[axis]
             words += ["--nb-set", f"{axis}={value if isinstance(value, str) else canonical_json(value)}"]
