@@ -36,7 +36,15 @@ def _unlike(record: Record, found: published.Published) -> str:
         return f"the figures are of {found.instance_type}, this is {here or record.point.backend}; not compared"
     if record.provenance is not Provenance.MEASURED:
         return f"the numbers here are {record.provenance.value}; not compared"
+    here, there = _workers(record), round(found.implied_workers)
+    if found.run_mode == "data_parallel" and here is not None and here != there:
+        return f"{there} copies were busy there by throughput × P50 / batch, {here} here; not compared"
     return ""
+
+
+def _workers(record: Record) -> int | None:
+    """Model copies that were measured side by side."""
+    return max((int(loop["workers"]) for loop in record.workload.get("loops", ())), default=None)
 
 
 def _ratios(record: Record, found: published.Published, why: str) -> list[Metric]:

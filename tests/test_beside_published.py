@@ -62,6 +62,15 @@ def test_simulated_numbers_are_not_compared_either() -> None:
     assert set(ratios(found).values()) == {None}
 
 
+@pytest.mark.parametrize(("workers", "compared"), [(1, False), (2, True), (4, False)])
+def test_only_as_many_copies_as_there_are_compared(workers: int, compared: bool) -> None:
+    made = record("trn1.2xlarge", workload={"loops": [{"workers": workers}]})
+    found = beside_published.add(made)
+    assert all((value is not None) == compared for value in ratios(found).values())
+    if not compared:
+        assert f"2 copies were busy there by throughput × P50 / batch, {workers} here" in found[0].note
+
+
 def test_a_row_that_is_odd_brings_its_findings_along() -> None:
     odd = {**PARAMS, "model": "xlm-roberta-base", "batch_size": 8, "instance_type": "trn1.32xlarge"}
     made = record("trn1.32xlarge", params=odd)
