@@ -49,6 +49,8 @@ def jsonable(value: object) -> Json:
         return out
     if isinstance(value, (set, frozenset)):
         raise TypeError("a set has no order, so it has no canonical JSON; use a sorted list")
+    if isinstance(value, Iterator):
+        raise TypeError("an iterator can be read once, and that is for whoever it was made for; use a list")
     if isinstance(value, Iterable):
         return [jsonable(item) for item in value]
     item_method = getattr(value, "item", None)  # numpy scalars, without importing numpy
@@ -62,9 +64,14 @@ def canonical_json(value: object) -> str:
     return json.dumps(jsonable(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
+def _utf8(text: str) -> bytes:
+    """UTF-8, also of a lone surrogate (file names that are not UTF-8 come as such)."""
+    return text.encode("utf-8", errors="surrogatepass")
+
+
 def fingerprint(value: object, *, digest_bytes: int = 8) -> str:
     """BLAKE2b of the canonical JSON of `value`, as lower-case hex (`2 * digest_bytes` characters)."""
-    return hashlib.blake2b(canonical_json(value).encode(), digest_size=digest_bytes).hexdigest()
+    return hashlib.blake2b(_utf8(canonical_json(value)), digest_size=digest_bytes).hexdigest()
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@-]+")
@@ -74,7 +81,7 @@ def slug(text: str, *, limit: int = 120) -> str:
     """`text` as a file name that is safe on every platform; shortened with a digest when longer than `limit`."""
     clean = _UNSAFE.sub("-", text).strip("-.") or "x"
     if len(clean) > limit:
-        clean = clean[: limit - 9] + "-" + hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+        clean = clean[: limit - 9] + "-" + hashlib.blake2b(_utf8(text), digest_size=4).hexdigest()
     return clean
 
 

@@ -68,7 +68,11 @@ def describe(
     environ = os.environ if environ is None else environ
     facts: dict[str, Json] = {**host_facts(), **harness_facts(), **git_facts(settings.root)}
     facts["backend.name"] = backend.info.name
-    for name, value in backend.facts().items():
+    try:
+        given: Mapping[str, Json] = FrozenMap(backend.facts())
+    except Exception as error:  # a plugin's defect must not cost the record
+        given = {"error": f"facts: {type(error).__name__}: {error}"}
+    for name, value in given.items():
         facts[name if "." in name else f"backend.{name}"] = value
     if stack_versions is None:
         facts.update(_stack_facts(backend, settings))

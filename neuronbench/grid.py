@@ -143,7 +143,12 @@ class Grid:
         rows = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())] if axes else [{}]
         rows = [row for row in rows if not any(matches(row, settings, rule) for rule in exclude)]
         for row in [*rows, *include]:
-            params = FrozenMap(self._with_roles({**settings, **row}, backend))
+            try:
+                params = FrozenMap(self._with_roles({**settings, **row}, backend))
+            except TypeError as error:
+                raise GridError(f"{self.path}: {error}") from error
+            except ValueError as error:
+                raise error if isinstance(error, GridError) else GridError(f"{self.path}: {error}") from error
             names = tuple(name for name in [*axes, *(n for n in row if n not in axes)] if name in params)
             if params not in seen:
                 seen.add(params)

@@ -86,6 +86,18 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def members(session: int, *, since: str) -> list[int]:
+    """Processes of a session whose leader was created at `since` (see `created`); none where that cannot be told."""
+    if not since.startswith("ticks:"):
+        return []
+    first, found = int(since.removeprefix("ticks:")), []
+    for entry in os.listdir("/proc"):
+        fields = _stat(int(entry)) if entry.isdecimal() else None
+        if fields is not None and int(fields[3]) == session and int(fields[19]) >= first:
+            found.append(int(entry))
+    return found
+
+
 def _parents() -> list[tuple[int, int]]:
     if sys.platform != "linux":
         lines = (line.split() for line in _ps("-A", "-o", "pid=,ppid=").splitlines())

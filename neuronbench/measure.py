@@ -6,6 +6,7 @@ the driver, nothing else while the window is open, reduction afterwards); the pa
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from neuronbench.load.reduce import Reduction
     from neuronbench.load.workload import Warmup
     from neuronbench.measure_device import Timed
-    from neuronbench.session import OpenRecord, Session
+    from neuronbench.records import OpenRecord
+    from neuronbench.session import Session
 
 
 class SloMiss(AssertionError):
@@ -108,7 +110,7 @@ class Measure:
 
     def note(self, text: str) -> None:
         """A remark for the receipt and the MLflow run."""
-        self.record.notes.append(text)
+        self.record.notes.append(str(text))
 
     def check(self, key: str, *, at_most: float | None = None, at_least: float | None = None) -> float:
         """Fail the point with outcome `slo_miss` unless the metric `key` is there and within the limits.
@@ -119,6 +121,9 @@ class Measure:
         """
         if (at_most is None) == (at_least is None):
             raise ValueError("check: give exactly one of at_most and at_least")
+        for limit in (at_most, at_least):
+            if limit is not None and not math.isfinite(limit):
+                raise ValueError(f"check {key}: expected a finite limit, found {limit!r}")
         metric = self.record.metrics.get(key)
         if metric is None:
             keys = list(self.record.metrics)

@@ -20,7 +20,8 @@ from neuronbench.receipts.evidence import PART, artifact_hash
 from neuronbench.redaction import redact
 
 if TYPE_CHECKING:
-    from neuronbench.session import OpenRecord, Session
+    from neuronbench.records import OpenRecord
+    from neuronbench.session import Session
 
 T = TypeVar("T")
 MASK_BATCHES: Final = 8

@@ -32,7 +32,8 @@ from neuronbench.redaction import redact
 from neuronbench.telemetry.request import TelemetryRequest
 
 if TYPE_CHECKING:
-    from neuronbench.session import OpenRecord, Session
+    from neuronbench.records import OpenRecord
+    from neuronbench.session import Session
     from neuronbench.telemetry.recorder import Telemetry
     from neuronbench.worker.runs import Run
 

@@ -23,7 +23,8 @@ from neuronbench.worker.client import Launch
 from neuronbench.worker.compiled import COMMON_HANDLERS, Plan, WorkerModel, start_copy
 
 if TYPE_CHECKING:
-    from neuronbench.session import OpenRecord, Session
+    from neuronbench.records import OpenRecord
+    from neuronbench.session import Session
     from neuronbench.worker.runs import Run
 
 TIMES_CACHE: Final = 4

@@ -13,7 +13,7 @@ from neuronbench.definitions import metric
 from neuronbench.model import Gate
 
 if TYPE_CHECKING:
-    from neuronbench.session import OpenRecord
+    from neuronbench.records import OpenRecord
 
 
 def record(opened: OpenRecord, rounds: Any, model: Any) -> None:

@@ -7,6 +7,7 @@ tables and MLflow come afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from neuronbench.config import Settings
     from neuronbench.load.run import Drive
     from neuronbench.load.workload import Warmup
-    from neuronbench.session import OpenRecord, Session
+    from neuronbench.records import OpenRecord
+    from neuronbench.session import Session
     from neuronbench.telemetry.recorder import Telemetry
 
 TELEMETRY_PERIOD_S = 0.5
@@ -48,6 +50,11 @@ def serve(
     from neuronbench.telemetry.recorder import Recorder
 
     settings, record = session.settings, opened.record
+    if "requests" in record.tables:
+        raise RuntimeError(
+            f"{record.point.id}: measure.serve was called before in this point, and a record holds one window: "
+            "make the loads an axis of a grid or of parametrize"
+        )
     if not endpoint.alive():
         raise PointFailure(_endpoint_failure(endpoint, "window", "the server was gone before the point began"))
     scratch = opened.folder / ".load"
@@ -86,6 +93,13 @@ def serve(
                 processes=processes,
             ),
         )
+    except KeyboardInterrupt:
+        # What was measured until now is kept; the record says that the window was not seen to its end.
+        with contextlib.suppress(Exception):
+            partial = reduce_run(plan, scratch / "out", table=opened.folder / "requests.parquet", slo=slo)
+            _record(opened, endpoint, partial, recorder.stop(), settings)
+        _discard(scratch)
+        raise
     finally:
         sampled = telemetry.result = recorder.stop()
     reduction = reduce_run(plan, scratch / "out", table=opened.folder / "requests.parquet", slo=slo, drive=driven)

@@ -7,6 +7,8 @@ exception) `Record`, which is filled while a repeat runs and becomes immutable o
 from __future__ import annotations
 
 import enum
+import math
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -153,6 +155,16 @@ def unit_slug(unit: str) -> str:
     return _UNIT_SLUGS.get(unit, re.sub(r"[^A-Za-z0-9]+", "_", unit).strip("_"))
 
 
+def _number(what: str, value: object) -> float:
+    """A finite float; raises for text and for what is not finite: a missing value is None."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{what}: expected a number, found {value!r}")
+    number = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        raise ValueError(f"{what}: {value!r} is not a JSON number; a missing value is None")
+    return number
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """One number with all that is needed to quote it.
@@ -176,6 +188,24 @@ class Metric:
     confidence: float | None = None
     version: int = 1
     note: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise here, where the caller is, for what could not be read back from a receipt."""
+        for name, value in (("id", self.id), ("unit", self.unit), ("stat", self.stat), ("note", self.note)):
+            if not isinstance(value, str):
+                raise TypeError(f"metric {self.id!r}: {name}: expected text, found {value!r}")
+        if not self.id or "@" in self.id:
+            raise ValueError(f"metric: id: expected a name without '@', found {self.id!r}")
+        if self.better not in ("lower", "higher", None):
+            raise ValueError(f"metric {self.id!r}: better: expected 'lower', 'higher' or None, found {self.better!r}")
+        for name in ("value", "low", "high", "confidence"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _number(f"metric {self.id!r}: {name}", value))
+        try:
+            object.__setattr__(self, "n", operator.index(self.n))  # NumPy's integers too
+        except TypeError:
+            raise TypeError(f"metric {self.id!r}: n: expected a whole number, found {self.n!r}") from None
 
     @property
     def definition(self) -> str:
@@ -238,6 +268,23 @@ class Gate:
     unit: str = ""
     severity: Literal["invalid", "provisional", "info"] = "invalid"
     message: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise here, where the caller is, for what could not be read back; NumPy's values become Python's."""
+        item_method = getattr(self.passed, "item", None)
+        passed = item_method() if callable(item_method) else self.passed
+        if passed is not None and not isinstance(passed, bool):
+            raise TypeError(f"gate {self.id!r}: passed: expected True, False or None, found {self.passed!r}")
+        object.__setattr__(self, "passed", passed)  # `is False` decides on validity, and numpy.False_ is not False
+        if self.severity not in ("invalid", "provisional", "info"):
+            raise ValueError(
+                f"gate {self.id!r}: severity: expected invalid, provisional or info, found {self.severity!r}"
+            )
+        for name in ("observed", "limit"):
+            value = getattr(self, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                value = str(value)  # an infinite error is what a gate has to be able to say
+            object.__setattr__(self, name, jsonable(value))
 
 
 class Outcome(enum.StrEnum):

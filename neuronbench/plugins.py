@@ -9,6 +9,7 @@ every hook call on standard error.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import os
@@ -47,6 +48,17 @@ DEFAULT_PLUGINS: Final = ("neuronbench.defaults", "neuronbench.backends.cpu")
 
 class PluginWarning(UserWarning):
     """A plugin was left out, or an observer of it raised."""
+
+
+def warn(text: str, stacklevel: int = 2) -> None:
+    """A `PluginWarning` that never raises: under `-W error` it is a line on standard error instead.
+
+    What is warned of here went wrong in a plugin or a sink, and such a thing must not fail a point or lose a record.
+    """
+    try:
+        warnings.warn(text, PluginWarning, stacklevel + 1)
+    except PluginWarning:
+        print(f"neuronbench: {text}", file=sys.stderr)
 
 
 @dataclass(kw_only=True)
@@ -140,7 +152,8 @@ class Plugins:
                 report.distribution, report.version = entry_point.dist.name, entry_point.dist.version
             started = time.perf_counter()
             try:
-                plugin = entry_point.load()
+                with contextlib.redirect_stdout(sys.stderr):  # `plugins --json` owns standard output
+                    plugin = entry_point.load()
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # a plugin may even call sys.exit at import; the host goes on
@@ -363,7 +376,7 @@ class Plugins:
 
     def _warn(self, plugin: Any, hook: str, error: BaseException) -> str:
         note = f"plugin {self.pm.get_name(plugin) or plugin!r}: {hook}: {_one_line(error)}"
-        warnings.warn(note, PluginWarning, stacklevel=4)
+        warn(note, stacklevel=4)
         return note
 
     def _culprit(self, hook: str, error: BaseException) -> Any:

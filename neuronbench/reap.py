@@ -75,7 +75,7 @@ def _reap_file(path: Path, dry_run: bool) -> Reaped:
     if not rebooted and _runs(owner):
         return result("left", f"the session that owns it runs (pid {owner[0]})")
 
-    targets = [] if rebooted else _tree(guardian, child)
+    targets = [] if rebooted else _tree(guardian, child, session=child)
     if not targets:
         if not dry_run:
             path.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def _reap_file(path: Path, dry_run: bool) -> Reaped:
     if _runs(guardian):
         _signal([guardian], signal.SIGTERM)
         _wait([guardian, *targets], GUARD_S)
-        targets = [*{*targets, *_tree(guardian, child)}]
+        targets = [*{*targets, *_tree(guardian, child, session=child)}]
     _signal(targets, signal.SIGTERM)
     _signal(targets, signal.SIGCONT)
     _wait(targets, GRACE_S)
@@ -110,9 +110,17 @@ def _runs(process: tuple[int, str]) -> bool:
     return guard.created(process[0]) == process[1]
 
 
-def _tree(*roots: tuple[int, str]) -> list[tuple[int, str]]:
-    """Those of `roots` that run, with their descendants, each with its creation."""
+def _tree(*roots: tuple[int, str], session: tuple[int, str] | None = None) -> list[tuple[int, str]]:
+    """Those of `roots` that run, with their descendants, each with its creation.
+
+    `session` is the child, which leads a session of its own: when guard and child are both gone, what the child left is
+    found by that session, which lasts, and keeps its number from being given again, as long as a member lives.
+    """
     found: dict[int, str] = {}
+    if session is not None and guard.created(session[0]) is None:
+        for pid in guard.members(session[0], since=session[1]):
+            if (created := guard.created(pid)) is not None:
+                found[pid] = created
     for root in roots:
         if _runs(root):
             found[root[0]] = root[1]

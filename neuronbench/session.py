@@ -5,12 +5,10 @@ Knows nothing of pytest. The pytest plugin drives it; so could anything else.
 
 from __future__ import annotations
 
-import time
+import contextlib
 import traceback as traceback_module
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,53 +25,17 @@ from neuronbench.model import (
     ResourceRef,
     ResourceSpec,
 )
-from neuronbench.plugins import Plugins, PluginWarning
+from neuronbench.plugins import Plugins, warn
 from neuronbench.protocols import BootContext, BootError, Probe, Progress, Resource, Sink, Unsupported
+from neuronbench.records import OpenRecord, copy_logs, redacted, shown
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
     from neuronbench.pool import Pool
-    from neuronbench.receipts import Evidence, ReceiptStore, Staging
+    from neuronbench.receipts import Evidence, ReceiptStore
 
 FLOOR = "floor"
 """Part of the workload of the record that says what the host can do at best."""
-
-
-def utc_now() -> str:
-    """Now, in UTC, ISO 8601 with microseconds."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")
-
-
-class OpenRecord:
-    """A record being filled, and the folder its tables and logs go to until it becomes a receipt."""
-
-    def __init__(self, record: Record, store: ReceiptStore) -> None:
-        self.record = record
-        self.record.started_at = utc_now()
-        self._store = store
-        self._staging: Staging | None = None
-        self._started_ns = time.monotonic_ns()
-
-    @property
-    def folder(self) -> Path:
-        """Where tables and logs go; made on first use, so that a skipped point costs no folder before its end."""
-        if self._staging is None:
-            self._staging = self._store.open(self.record)
-        return self._staging.folder
-
-    def commit(self, outcome: Outcome) -> Path:
-        """Close the record with `outcome` and make it a receipt; returns the receipt's folder."""
-        folder = self.folder
-        assert self._staging is not None
-        known = {*self.record.tables.values(), *self.record.attachments}
-        self.record.attachments += sorted(
-            path.relative_to(folder).as_posix()
-            for path in folder.rglob("*")
-            if path.is_file() and path.name != "open.json" and path.relative_to(folder).as_posix() not in known
-        )
-        duration_s = (time.monotonic_ns() - self._started_ns) / 1e9
-        self.record.close(outcome, ended_at=utc_now(), duration_s=None if outcome == Outcome.SKIPPED else duration_s)
-        return self._store.commit(self.record, self._staging)
 
 
 class Session:
@@ -122,7 +84,7 @@ class Session:
             self._id = self.store.begin_session(self.settings)
             recover(
                 self.settings.receipts_dir,
-                on_error=lambda error: warnings.warn(f"cannot be recovered: {error}", PluginWarning, 2),
+                on_error=lambda error: warn(f"cannot be recovered: {error}"),
             )
         return self._id
 
@@ -145,10 +107,14 @@ class Session:
     def commit(self, open_record: OpenRecord, outcome: Outcome) -> Path:
         """Close, write, forward to the sinks, tell the observers. A sink's failure leaves the receipt pending."""
         record = open_record.record
+        if record.error is not None:
+            record.error = redacted(record.error)
         if outcome != Outcome.SKIPPED:
             self._cite(record, outcome)
             self.plugins.finish_record(record, record.point)
         receipt = open_record.commit(outcome)
+        record = open_record.record
+        outcome = record.outcome or outcome
         self.records.append(record)
         self.receipts[record.receipt_id] = receipt
         if outcome not in (Outcome.SKIPPED, Outcome.CACHED):
@@ -191,7 +157,7 @@ class Session:
             try:
                 delivery = sink.write(receipt)
             except Exception as error:  # a third party's sink may break its promise; the point must not
-                warnings.warn(f"sink {sink.name!r} raised {type(error).__name__}: {error}", PluginWarning, 2)
+                warn(f"sink {sink.name!r} raised {type(error).__name__}: {error}")
                 self.pending[record.receipt_id] = f"{sink.name}: {type(error).__name__}: {error}"
                 continue
             if delivery.state == "pending":
@@ -207,15 +173,20 @@ class Session:
                 try:
                     self._sinks.append(self.plugins.sink(name, self.settings))
                 except Exception as error:
-                    warnings.warn(
-                        f"sink {name!r} cannot start, receipts only: {type(error).__name__}: {error}", PluginWarning, 2
-                    )
+                    warn(f"sink {name!r} cannot start, receipts only: {type(error).__name__}: {error}")
         return self._sinks
 
-    def cached(self, point: Point, repeat: int) -> str:
+    def cached(self, point: Point, repeat: int, spec: ResourceSpec | None = None) -> str:
         """Receipt id of an earlier success of the same spec in the same environment; empty when there is none."""
         session = None if self.settings.resume == "last" else self.settings.resume
-        found = self.store.find(point.fingerprint, self.environment(point.backend).key, repeat=repeat, session=session)
+        environment = self.environment(point.backend, external="endpoint" in point.params)
+        found = self.store.find(
+            point.fingerprint,
+            environment.key,
+            repeat=repeat,
+            session=session,
+            resource="" if spec is None else spec.id,
+        )
         return found.record.receipt_id if found is not None else ""
 
     # -- hardware -----------------------------------------------------------------------------------------------------
@@ -255,13 +226,15 @@ class Session:
         Parameters that tell a provider what to boot (model, dtype, ...) are not applied then, so they are no part of
         it; the URL is.
         """
+        from neuronbench.redaction import redact
+
         info = self.plugins.provider_for("endpoint", point.backend)
         given: set[str] = set()
         if info is not None:
             provider = self.plugins.provider(info.name)
             given = set(provider.spec(point, self.plugins.backend(point.backend), self.settings).settings)
         kept = {name: value for name, value in point.params.items() if name not in given or name in point.axes}
-        return replace(point, params=FrozenMap({**kept, "endpoint": self.settings.endpoint}))
+        return replace(point, params=FrozenMap({**kept, "endpoint": redact(self.settings.endpoint)}))
 
     def unsupported(self, point: Point, needs: Sequence[str]) -> Unsupported | None:
         """Why `point` cannot run here, found without booting anything; None when it can."""
@@ -333,7 +306,7 @@ class Session:
             kind=kind,
             name=name,
             provenance=self.provenance(spec.backend),
-            resource=ResourceRef(id=spec.id, kind=spec.kind, spec=FrozenMap(spec.settings)),
+            resource=ResourceRef(id=spec.id, kind=spec.kind, spec=shown(spec)),
             environment=self.environment(spec.backend),
         )
         record = opened.record
@@ -356,9 +329,7 @@ class Session:
             error.facts["boot_receipt"] = record.receipt_id
             record.error = error.failure
             record.add(*error.metrics)
-            record.resource = ResourceRef(
-                id=spec.id, kind=spec.kind, spec=FrozenMap(spec.settings), facts=FrozenMap(error.facts)
-            )
+            record.resource = ResourceRef(id=spec.id, kind=spec.kind, spec=shown(spec), facts=FrozenMap(error.facts))
             timed_out = error.failure.kind.endswith("timeout")
             copy_logs(live, opened.folder)
             self.commit(opened, Outcome.TIMEOUT if timed_out else Outcome.ERROR)
@@ -381,12 +352,15 @@ class Session:
             copy_logs(live, opened.folder)
             self.commit(opened, Outcome.ERROR)
             raise BootError(failure) from error
-        record.add(*resource.boot_metrics)
-        record.resource = ResourceRef(
-            id=spec.id, kind=spec.kind, spec=FrozenMap(spec.settings), facts=FrozenMap(resource.facts)
-        )
-        copy_logs(live, opened.folder)
-        self.commit(opened, Outcome.OK)
+        try:
+            record.add(*resource.boot_metrics)
+            record.resource = ResourceRef(id=spec.id, kind=spec.kind, spec=shown(spec), facts=FrozenMap(resource.facts))
+            copy_logs(live, opened.folder)
+            self.commit(opened, Outcome.OK)
+        except BaseException:  # nobody holds it yet, so nobody else could stop it
+            with contextlib.suppress(Exception):
+                resource.stop()
+            raise
         return resource
 
     def _booted(self, spec: ResourceSpec, context: BootContext) -> Resource:
@@ -408,7 +382,7 @@ class Session:
         return ResourceRef(
             id=spec.id,
             kind=spec.kind,
-            spec=FrozenMap(spec.settings),
+            spec=shown(spec),
             facts=FrozenMap(resource.facts),
             boot_receipt=self._boot_receipts.get(spec.key, ""),
         )
@@ -431,36 +405,21 @@ class Session:
         try:
             if self._pool is not None:
                 for error in self._pool.close():
-                    warnings.warn(f"a resource did not stop: {error}", PluginWarning, 2)
+                    warn(f"a resource did not stop: {error}")
         finally:
             for sink in self._sinks or []:
                 try:
                     sink.close()
                 except Exception as error:
-                    warnings.warn(f"sink {sink.name!r} failed to close: {error}", PluginWarning, 2)
+                    warn(f"sink {sink.name!r} failed to close: {error}")
             if self._id:
-                self.store.end_session(self._id, status)
+                try:
+                    self.store.end_session(self._id, status)
+                except Exception as error:  # a full disk must not cost the summary
+                    warn(f"the manifest of {self._id} cannot be closed: {error}")
             self.plugins.session_finished(self, status)
 
 
 def record_kind(resource_kind: str) -> RecordKind:
     """How the record of making a resource is called: what is compiled has a record of its compile."""
     return "compile" if resource_kind == "compiled_model" else "boot"
-
-
-LOG_LIMIT_BYTES = 2 * 1024 * 1024
-
-
-def copy_logs(source: Path, target: Path) -> None:
-    """Copy the files of `source` (a live resource's folder) into a record's folder.
-
-    Secrets are blotted out on the way (servers print their arguments), and of a huge file only the end is kept.
-    """
-    from neuronbench.redaction import redact
-
-    for path in sorted(source.iterdir()) if source.is_dir() else []:
-        if path.is_file():
-            with path.open("rb") as file:
-                file.seek(max(path.stat().st_size - LOG_LIMIT_BYTES, 0))
-                text = file.read(LOG_LIMIT_BYTES).decode(errors="replace")
-            (target / path.name).write_text(redact(text), encoding="utf-8")

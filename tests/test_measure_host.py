@@ -17,7 +17,8 @@ from neuronbench.measure import Measure
 from neuronbench.measure_host import Host, beyond_cache, ladder, last_level_bytes
 from neuronbench.model import FrozenMap, Outcome, Point
 from neuronbench.plugins import Plugins
-from neuronbench.session import OpenRecord, Session
+from neuronbench.records import OpenRecord
+from neuronbench.session import Session
 
 MIB = 1 << 20
 

@@ -232,8 +232,10 @@ def test_what_commit_refuses(store: ReceiptStore, session: str) -> None:
 
 
 def test_numbers_that_json_cannot_hold_are_refused(store: ReceiptStore, session: str) -> None:
+    with pytest.raises(ValueError, match="not a JSON number"):
+        metric("ttft", 1.0, stat="p50", low=float("nan"))
     record = make_record(session)
-    record.metrics["x"] = metric("ttft", 1.0, stat="p50", low=float("nan"))
+    record.workload["x"] = float("nan")
     staging_record = make_record(session)
     staging = store.open(staging_record)
     with pytest.raises(ValueError):

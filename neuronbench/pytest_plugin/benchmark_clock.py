@@ -17,7 +17,7 @@ import pytest
 from neuronbench.pytest_plugin.keys import OPEN, PLUGINS, POINT, SETTINGS, session_of
 
 if TYPE_CHECKING:
-    from neuronbench.session import OpenRecord
+    from neuronbench.records import OpenRecord
 
 LANE: Final = "microbench"
 BACKEND: Final = "cpu"

@@ -181,6 +181,6 @@ def _skip_or_resource(session: Session, item: pytest.Item) -> None:
     elif verdict is not None:
         item.add_marker(pytest.mark.skip(reason=verdict.reason))
     elif session.settings.resume:
-        receipt = session.cached(point, item.stash[REPEAT])
+        receipt = session.cached(point, item.stash[REPEAT], item.stash.get(SPEC, None))
         if receipt:
             item.add_marker(pytest.mark.skip(reason=f"cached: {receipt}"))

@@ -13,6 +13,7 @@ from neuronbench.model import Point, ResourceRef
 from neuronbench.protocols import Endpoint, Resource
 from neuronbench.pytest_plugin.collection import mark_of
 from neuronbench.pytest_plugin.keys import OPEN, POINT, SPEC, session_of
+from neuronbench.records import shown
 from neuronbench.session import Session
 from neuronbench.telemetry.request import TelemetryRequest
 
@@ -58,7 +59,7 @@ def leased(request: pytest.FixtureRequest, point: Point, kind: str) -> Iterator[
     finally:
         if record.resource is None and not record.closed:
             record.resource = ResourceRef(
-                id=spec.id, kind=spec.kind, spec=spec.settings, boot_receipt=session.boot_receipt(spec)
+                id=spec.id, kind=spec.kind, spec=shown(spec), boot_receipt=session.boot_receipt(spec)
             )
 
 

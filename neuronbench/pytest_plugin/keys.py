@@ -7,7 +7,8 @@ import pytest
 from neuronbench.config import Settings
 from neuronbench.model import Point, ResourceSpec
 from neuronbench.plugins import Plugins
-from neuronbench.session import OpenRecord, Session
+from neuronbench.records import OpenRecord
+from neuronbench.session import Session
 
 RESOURCE_FIXTURES = ("endpoint", "compiled_model", "trainer")
 """Fixtures that lease a resource; the name of the fixture is the kind of the resource."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
-import warnings
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
@@ -13,17 +12,21 @@ import pytest
 
 from neuronbench.measure import DeadlineExceeded, PointFailure, SloMiss
 from neuronbench.model import Failure, Gate, Outcome, slug
-from neuronbench.plugins import PluginWarning
+from neuronbench.plugins import warn
 from neuronbench.protocols import BootError
 from neuronbench.pytest_plugin.keys import OPEN, POINT, REPEAT, SPEC, session_of, session_or_none
 from neuronbench.pytest_plugin.terminal import Terminal
-from neuronbench.session import OpenRecord, Session
+from neuronbench.records import OpenRecord
+from neuronbench.session import Session
 
 if TYPE_CHECKING:
     from types import FrameType
 
 DEADLINE_SLACK_S = 60.0
 """What a point's own deadline handling gets before the backstop raises."""
+ALARM_AGAIN_S = 5.0
+HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that wait while a record is closed: one in the middle would leave it open."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -36,9 +39,14 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(f"received {signal.Signals(signum).name}")
 
-    session_of(session.config).plan(
-        [f"{slug(i.stash[POINT].id)}--r{i.stash[REPEAT]}" for i in session.items if POINT in i.stash]
-    )
+    own = session_of(session.config)
+    try:
+        own.plan([f"{slug(i.stash[POINT].id)}--r{i.stash[REPEAT]}" for i in session.items if POINT in i.stash])
+    except OSError as error:
+        raise pytest.UsageError(
+            f"receipts cannot be written below {own.settings.data_root} ({error}); free or mount it, or name another "
+            "folder with --nb-data-root"
+        ) from error
     previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         return (yield)
@@ -51,6 +59,8 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     if POINT not in item.stash:
         return (yield)
+    if item.config.getoption("setuponly", False) or item.config.getoption("setupplan", False):
+        return (yield)  # nothing is measured: there is nothing to record
     session = session_of(item.config)
     point = item.stash[POINT]
     opened = item.stash[OPEN] = session.open_record(
@@ -58,14 +68,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     )
     try:
         return (yield)
-    except BaseException:
+    except BaseException as error:
         # Ctrl-C, SIGTERM or an internal error: pytest makes no report of the phase it happened in.
         if not opened.record.closed:
             opened.record.error = Failure(
                 kind="interrupted",
                 phase="window",
                 message="interrupted before the point had ended",
-                traceback=traceback.format_exc(),
+                traceback="" if isinstance(error, KeyboardInterrupt) else traceback.format_exc(),
             )
             _finish(session, item, Outcome.INTERRUPTED)
         raise
@@ -90,7 +100,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         raise DeadlineExceeded(failure)
 
     previous = signal.signal(signal.SIGALRM, expired)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, ALARM_AGAIN_S)  # again and again: a bare `except` may swallow one
     try:
         return (yield)
     finally:
@@ -182,6 +192,14 @@ def _outcome(report: pytest.TestReport, call: pytest.CallInfo[None], opened: Ope
 
 
 def _finish(session: Session, item: pytest.Item, outcome: Outcome) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        _close(session, item, outcome)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _close(session: Session, item: pytest.Item, outcome: Outcome) -> None:
     opened = item.stash[OPEN]
     if outcome not in (Outcome.SKIPPED, Outcome.CACHED):
         point = opened.record.point
@@ -202,7 +220,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     following = nextitem.stash.get(SPEC, None) if nextitem is not None else None
     if session.has_pool and nextitem is not None:
         for error in session.pool.release_unless(*([following.key] if following else [])):
-            warnings.warn(f"a resource did not stop: {error}", PluginWarning, stacklevel=1)
+            warn(f"a resource did not stop: {error}")
 
 
 @pytest.hookimpl(trylast=True)

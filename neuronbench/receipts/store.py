@@ -262,11 +262,13 @@ class ReceiptStore:
         repeat: int | None = None,
         session: str | None = None,
         before: str | None = None,
+        resource: str | None = None,
     ) -> Receipt | None:
         """The youngest receipt that resume may take for this point in this environment, or None.
 
-        `repeat` asks for that repeat, `session` looks in one session only, `before` only in older ones. Receipts
-        that cannot be read are as good as none here: the point is measured again.
+        `resource` asks for one measured on the resource of that id (empty: on none), `repeat` for that repeat,
+        `session` looks in one session only, `before` only in older ones. Receipts that cannot be read are as good as
+        none here: the point is measured again.
         """
         names = self.sessions() if session is None else [_plain(session, "session")]
         for name in reversed([n for n in names if before is None or n < before]):
@@ -275,9 +277,12 @@ class ReceiptStore:
                     continue
                 if repeat is None or header.repeat == repeat:
                     try:
-                        return self.read(header.path)
+                        receipt = self.read(header.path)
                     except ReceiptError:
                         continue
+                    cited = receipt.record.resource.id if receipt.record.resource else ""
+                    if resource is None or cited == resource:
+                        return receipt
         return None
 
     def about(self, artifact: str, *, before: str | None = None) -> Iterator[Header]:

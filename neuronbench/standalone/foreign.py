@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from neuronbench.engines import EngineError, Job, find, run
 from neuronbench.model import Gate, Metric, Provenance
-from neuronbench.session import utc_now
+from neuronbench.records import utc_now
 from neuronbench.standalone.native import MeasureError, connect, environment_of
 from neuronbench.standalone.result import Result
 

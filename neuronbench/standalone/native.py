@@ -15,7 +15,7 @@ from neuronbench.engines.job import Job
 from neuronbench.measure import clock_epoch
 from neuronbench.model import FrozenMap, Json, ResourceSpec
 from neuronbench.protocols import BootError
-from neuronbench.session import utc_now
+from neuronbench.records import utc_now
 from neuronbench.standalone.result import Result
 
 if TYPE_CHECKING:

@@ -147,6 +147,8 @@ class Gateway:
             quieten()  # importing has set the levels again
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
+                with _database(path, self.patience.busy_s) as database:  # MLflow itself would try for minutes
+                    database.execute("PRAGMA schema_version")
             if self.own_store:
                 rehome(self.settings)
             client = MlflowClient(tracking_uri=self.uri)
