@@ -208,7 +208,7 @@ def test_tags_carry_what_filters_need() -> None:
     tags = mapping.tags(record, fingerprint="f" * 16, manifest=None, left_out=3)
     assert tags["nb.session"] == "s"
     assert tags["nb.point"] == "f" * 16
-    assert (tags["nb.outcome"], tags["nb.validity"], tags["nb.provenance"]) == ("error", "valid", "measured")
+    assert (tags["nb.outcome"], tags["nb.validity"], tags["nb.provenance"]) == ("error", "invalid", "measured")
     assert (tags["nb.error.kind"], tags["nb.error.phase"], tags["nb.resource"]) == (
         "server_died",
         "window",
