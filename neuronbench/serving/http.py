@@ -81,6 +81,7 @@ def request(
     timer = threading.Timer(timeout_s, cut)
     timer.daemon = True
     timer.start()
+    response: http.client.HTTPResponse | None = None
     try:
         connection.connect()
         sockets.append(connection.sock)  # the connection forgets it when the server announces that it will close
@@ -98,4 +99,8 @@ def request(
         raise Unreachable(f"{base_url}{path}: {what}") from error
     finally:
         timer.cancel()
+        if response is not None:
+            response.close()  # it holds the socket where the connection has let go of it
         connection.close()
+        for sock in sockets:
+            sock.close()
