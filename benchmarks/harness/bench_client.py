@@ -45,3 +45,8 @@ def bench_client(board, tmp_path: Path, streams: int, requests: int, turns: int)
             what=f"{name} CPU per token, {streams} streams", unit="µs", value=statistics.median(values), turns=values,
             budget=budget, bare=statistics.median(getattr(turn, field) for turn in reference),
         )  # fmt: skip
+    starts = [turn.start_cpu_ms for turn in mine if turn.start_cpu_ms is not None]
+    board.report(
+        what=f"CPU before the load, {streams} streams", unit="ms", value=statistics.median(starts), turns=starts,
+        note="start, plan and warm-up; in no figure per token",
+    )  # fmt: skip

@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ class Turn:
     """User CPU of the client."""
     cpu_us_per_token: float
     """User and system."""
+    start_cpu_ms: float | None = None
+    """What it took to start, map the plan and warm up; in no figure per token."""
     errors: Sequence[float]
     """Client − server, request by request, ms."""
     lag: Sequence[float] = ()
@@ -87,17 +89,24 @@ def ours(server: TruthServer, folder: Path, arrivals: Arrivals, count: int, toke
     rate, cpu = reduction["output_throughput_tok_s"], reduction["client_cpu_pct"]
     assert rate is not None
     assert cpu is not None
-    # the window's CPU is of both kinds; how they share is known of the whole process
-    user = driven.workers[0]["cpu_user_s"] / (driven.workers[0]["cpu_user_s"] + driven.workers[0]["cpu_system_s"])
+    edges = {event["name"]: event for event in _edges(folder / "out")}
+    opened, closed = edges["open"], edges["close"]
+    user = (closed["user_ns"] - opened["user_ns"]) / (closed["cpu_ns"] - opened["cpu_ns"])
     return Turn(
         ttft=[row["ttft_ms"] for row in inside],
         true=[sent[names[row["body"]]] for row in inside],
         user_us_per_token=1e4 * cpu / rate * user,
         cpu_us_per_token=1e4 * cpu / rate,
+        start_cpu_ms=edges["ramp"]["cpu_ns"] / 1e6,
         errors=[float(error) for error in errors.ttft],
         lag=[row["send_lag_ms"] for row in inside],
         rate=reduction["achieved_rate_req_s"],
     )
+
+
+def _edges(out: Path) -> Iterator[dict[str, Any]]:
+    with (out / "events-0.jsonl").open(encoding="utf-8") as file:
+        yield from (event for event in map(json.loads, file) if event["event"] == "edge")
 
 
 def bare(server: TruthServer, *, streams: int, requests: int, tokens: int, rate: float | None = None) -> Turn:

@@ -126,6 +126,7 @@ class Driver:
             noted=time.monotonic_ns(),
             lags=self.spill.lags_so_far(len(self.engine.lags)),
             cpu_ns=time.process_time_ns(),
+            user_ns=round(resource.getrusage(resource.RUSAGE_SELF).ru_utime * 1e9),
             utc_ns=at + self.engine.offset_ns,
         )
         self.spill.flush(self.engine.lags)
@@ -227,7 +228,7 @@ class Driver:
         step = offset - self.engine.offset_ns
         if abs(step) > clock.STEP_NS:
             self.spill.event("clock_step", t=now, step_ns=step)
-            self.engine.offset_ns = offset
+            self.engine.set_offset(offset)
         self.spill.event("second", t=now, cpu_ns=time.process_time_ns(), in_flight=len(self.engine.in_flight))
 
 

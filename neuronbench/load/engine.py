@@ -24,18 +24,19 @@ from neuronbench.load.connection import (
     CONNECTING,
     HANDSHAKE,
     IDLE,
-    READ_BYTES,
     SO_TIMESTAMPNS,
     Connection,
 )
 from neuronbench.load.outcomes import Kind
 from neuronbench.load.stream import Stream
+from neuronbench.load.tls import TlsConnection
 
 _IN: Final = select.EPOLLIN
 _OUT: Final = select.EPOLLOUT
 _BROKEN: Final = select.EPOLLERR | select.EPOLLHUP
 _SWEEP_NS: Final = 50_000_000
 _IDLE_POLL_S: Final = 1.0
+_EVENTS: Final = 1024
 
 
 class Target(NamedTuple):
@@ -92,10 +93,9 @@ class Engine:
         self._head, self._bodies, self._on_end = head, bodies, ended
         self._stamps = stamps
         self.max_connections = max_connections
-        self.read_view = memoryview(bytearray(READ_BYTES))
-        self.read_views = (self.read_view,)
-        self.offset_ns = clock.realtime_offset_ns()
+        self.set_offset(clock.realtime_offset_ns())
         self.lags = array("i")
+        self.note_lag = self.lags.append
         self.odd_stamps = 0
         self.refusals = 0
         """Failed attempts to connect since one last worked."""
@@ -122,6 +122,12 @@ class Engine:
                 self._tls.verify_mode = ssl.CERT_NONE
         info = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)[0]
         self._family, self._address = info[0], info[4]
+
+    def set_offset(self, offset_ns: int) -> None:
+        """CLOCK_REALTIME − CLOCK_MONOTONIC is that much from now on."""
+        self.offset_ns = offset_ns
+        self.second, self.second_ns = -1, 0
+        """The second of the last stamp, and the monotonic instant at which it began."""
 
     # -------------------------------------------------------------------------------------------------------- sending
 
@@ -170,7 +176,9 @@ class Engine:
                 sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
             except OSError:
                 pass  # then the instant of the read has to do, and the record says so
-        connection = Connection(self, sock, self._tls, self.target.host)
+        connection = (
+            Connection(self, sock) if self._tls is None else TlsConnection(self, sock, self._tls, self.target.host)
+        )
         self._connections[connection.fd] = connection
         self._opening += 1
         self._epoll.register(connection.fd, _IN | _OUT)
@@ -246,41 +254,42 @@ class Engine:
     def turn(self) -> None:
         """Wait for the next event or due call, and do what is to be done."""
         timers = self._timers
-        now = time.monotonic_ns()
+        timer = self._timer
         timeout = _IDLE_POLL_S
         if timers:
             due = timers[0][0]
-            if due <= now:
-                timeout = 0.0
-            elif self._timer.fd >= 0:
-                self._timer.arm(due)
-            else:
-                timeout = min(timeout, (due - now) / 1e9)
+            if due != timer.due:
+                now = time.monotonic_ns()
+                if due <= now:
+                    timeout = 0.0
+                elif timer.fd >= 0:
+                    timer.arm(due)
+                else:
+                    timeout = min(timeout, (due - now) / 1e9)
         connections = self._connections
-        timer_fd = self._timer.fd
-        attached = self._attached
-        now_ns = time.monotonic_ns
-        for fd, mask in self._epoll.poll(timeout, 1024):
-            if fd == timer_fd:
-                self._timer.clear()
-                continue
-            connection = connections.get(fd)
-            if connection is None:
-                if fd in attached:
-                    attached[fd]()
-                continue
-            if mask == _IN and connection.state == BUSY:
-                connection.read()
-            else:
-                broken = mask & _BROKEN
-                connection.ready(bool(mask & _IN or broken), bool(mask & _OUT or broken))
-            if timers and timers[0][0] <= now_ns():
-                self._due()
-        self._due()
+        now = 0
+        for fd, mask in self._epoll.poll(timeout, _EVENTS):
+            if fd in connections:
+                connection = connections[fd]
+                if mask == _IN and connection.state == BUSY:
+                    now = connection.read()
+                else:
+                    broken = mask & _BROKEN
+                    connection.ready(bool(mask & _IN or broken), bool(mask & _OUT or broken))
+                    now = time.monotonic_ns()
+                if timers and timers[0][0] <= now:
+                    self._due(time.monotonic_ns())
+            elif fd == timer.fd:
+                timer.clear()
+            elif fd in self._attached:
+                self._attached[fd]()
+        if not now:
+            now = time.monotonic_ns()
+        if now >= self._next_sweep or (timers and timers[0][0] <= now):
+            self._due(now)
 
-    def _due(self) -> None:
+    def _due(self, now: int) -> None:
         timers = self._timers
-        now = time.monotonic_ns()
         while timers and timers[0][0] <= now:
             _, _, function, args = heapq.heappop(timers)
             function(*args)

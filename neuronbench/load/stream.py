@@ -2,14 +2,15 @@
 
 Most events of a stream differ only in their text, and perhaps in numbers after it. The first one is parsed; after that
 an event that is the same around a text without quotation marks must mean the same, which a few comparisons of bytes
-decide without parsing. Whatever else comes (role, usage, finish, errors, escapes) is parsed in full.
+decide without parsing. Whatever else comes (role, usage, finish, errors) is parsed in full.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -20,6 +21,8 @@ from neuronbench.load.outcomes import Kind, Phase
 _BREAK: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 _LINE: Final = re.compile(rb"\r\n|\n|\r")
 _STRING_END: Final = re.compile(rb'(?:[^"\\]|\\.)*"', re.DOTALL)
+_LF: Final = 10
+_CR: Final = 13
 _RELEARN: Final = 4
 """Templates learned per answer; a server whose events never repeat is parsed in full instead."""
 _FINISH: Final = {"stop": layout.FINISH_STOP, "length": layout.FINISH_LENGTH}
@@ -29,27 +32,65 @@ MAX_BODY_BYTES: Final = 64 << 20
 
 
 _VALUE: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*', re.DOTALL)
-_patterns: dict[bytes, re.Pattern[bytes]] = {}
-"""Rest of an event → its pattern. A handful per server; numbers are taken out before the look-up."""
-_PATTERNS_KEPT: Final = 256
 
 
-def _rest_pattern(suffix: bytes) -> re.Pattern[bytes] | None:
-    """Pattern of a text and what follows it, with any numbers where `suffix` has numbers; None when it has none."""
-    parts, at, numbers = [], 1, False
-    for match in _VALUE.finditer(suffix, 1):
+class Rest(NamedTuple):
+    """Tells whether the rest of an event, from its text on, is like that of the event it was learned from."""
+
+    in_event: re.Pattern[bytes]
+    """Up to the end of the event, without its blank line."""
+    in_chunk: re.Pattern[bytes]
+    """Up to the end of the HTTP chunk that holds this event and nothing else."""
+
+
+_keys: dict[str, re.Pattern[bytes]] = {}
+"""Where the text of an event begins, by its JSON key."""
+_rests: dict[bytes, Rest] = {}
+"""By the source of their pattern. A handful per server; the last one is the one last learned."""
+_RESTS_KEPT: Final = 256
+
+
+def _rest(block: bytes, start: int, end: int) -> Rest:
+    """For events like `block` with its text at `start:end`: a text without quotation marks and then what follows it
+    here, with any numbers where there are numbers."""
+    for rest in reversed(_rests.values()):
+        if rest.in_event.fullmatch(block, start) is not None:
+            return rest  # the same but for its text and numbers
+        break
+    parts, at = [rb'[^"\r\n]++(?<!\\)"'], end + 1
+    for match in _VALUE.finditer(block, at):
         if match[0].startswith(b'"'):
             continue
-        parts += [re.escape(suffix[at : match.start()]), rb"-?[0-9][0-9.eE+-]*"]
-        at, numbers = match.end(), True
-    if not numbers:
-        return None
-    source = rb'[^"\\]+"' + b"".join(parts) + re.escape(suffix[at:])
-    if source not in _patterns:
-        if len(_patterns) >= _PATTERNS_KEPT:
-            _patterns.clear()
-        _patterns[source] = re.compile(source)
-    return _patterns[source]
+        parts += [re.escape(block[at : match.start()]), rb"-?[0-9][0-9.eE+-]*+"]
+        at = match.end()
+    source = b"".join(parts) + re.escape(block[at:])
+    known = _rests.pop(source) if source in _rests else Rest(re.compile(source), re.compile(source + rb"\n\n\r\n"))
+    if len(_rests) >= _RESTS_KEPT:
+        _rests.clear()
+    _rests[source] = known
+    return known
+
+
+class Fast(NamedTuple):
+    """What a read needs to take in one more event that differs from the one before in its text and numbers only."""
+
+    heads: dict[int, bytes]
+    """Size of an HTTP chunk with its framing → how it must begin, up to the event's text. Filled as sizes occur."""
+    prefix: bytes
+    rest: Callable[[bytes, int], object]
+    append: Callable[[int], None]
+    """Notes the instant of a chunk."""
+
+    def head(self, size: int) -> bytes:
+        """Beginning of a chunk of `size` bytes, framing included; something no chunk begins with when there is none."""
+        for digits in range(1, 5):
+            line = b"%x\r\n" % max(size - digits - 4, 0)
+            if len(line) == digits + 2:
+                break
+        else:
+            line = b"?"
+        self.heads[size] = line + self.prefix
+        return self.heads[size]
 
 
 class Stream:
@@ -57,9 +98,9 @@ class Stream:
 
     __slots__ = (
         "api", "attempts", "body", "body_bytes", "bytes", "c", "cancel_after", "chunks", "count", "e", "empties",
-        "error", "exact", "f", "f_lag", "flags", "kind", "l", "learned", "m", "n_cached", "n_in", "n_out",
-        "n_reason", "o", "pattern", "phase", "plain", "prefix", "prefix_len", "r", "s", "seq", "slot", "status",
-        "suffix", "suffix_len", "tail", "tokens", "told", "w", "w_end",
+        "error", "exact", "f", "f_lag", "fast", "flags", "kind", "l", "learned", "m", "n_cached", "n_in", "n_out",
+        "n_reason", "o", "phase", "plain", "prefix", "r", "rest", "s", "seq", "slot", "status", "tail", "tokens",
+        "told", "w", "w_end",
     )  # fmt: skip
 
     def __init__(
@@ -96,10 +137,10 @@ class Stream:
         """Forget what was parsed, for a second attempt."""
         self.tail = b""
         self.prefix: bytes | None = None
-        self.suffix = b""
-        self.pattern: re.Pattern[bytes] | None = None
-        """Matches text and rest of an event where the rest has numbers; otherwise the rest is compared as it is."""
-        self.prefix_len = self.suffix_len = self.learned = 0
+        """Beginning of an event like the last one learned from, up to its text."""
+        self.rest: Rest | None = None
+        self.fast: Fast | None = None
+        self.learned = 0
         self.plain = False
         self.body_bytes = bytearray()
 
@@ -115,21 +156,16 @@ class Stream:
         if self.tail:
             data = self.tail + data
             self.tail = b""
-        start = 0
-        prefix, suffix, pattern = self.prefix, self.suffix, self.pattern
-        if b"\r" in data:
+        if _CR in data:
             return self._feed_slow(data, t, lag)
+        start = 0
+        prefix, rest = self.prefix, self.rest
         while (end := data.find(b"\n\n", start)) >= 0:
             if (
                 prefix is not None
+                and rest is not None
                 and data.startswith(prefix, start)
-                and (
-                    end - start > self.prefix_len + self.suffix_len
-                    and data.endswith(suffix, start, end)
-                    and data.find(b'"', start + self.prefix_len, end - self.suffix_len) < 0
-                    if pattern is None
-                    else pattern.fullmatch(data, start + self.prefix_len, end) is not None
-                )
+                and rest.in_event.fullmatch(data, start + len(prefix), end) is not None
             ):
                 self.chunks.append(t)
                 self.count += 1
@@ -137,7 +173,7 @@ class Stream:
                     self.tokens.append(0)
             else:
                 self.event(data[start:end], t, lag)
-                prefix, suffix, pattern = self.prefix, self.suffix, self.pattern
+                prefix, rest = self.prefix, self.rest
             if self.count == self.cancel_after:
                 return True
             start = end + 2
@@ -158,7 +194,7 @@ class Stream:
     def event(self, block: bytes, t: int, lag: int) -> None:
         """One event, without its closing blank line."""
         name = b""
-        if block.startswith(b"data: ") and b"\n" not in block and b"\r" not in block:
+        if block.startswith(b"data: ") and _LF not in block and _CR not in block:
             parts = [block[6:]]
         else:
             parts = []
@@ -173,7 +209,7 @@ class Stream:
             return
         if not parts:
             return  # a comment or an empty event keeps the connection alive and means nothing
-        payload = b"\n".join(parts)
+        payload = parts[0] if len(parts) == 1 else b"\n".join(parts)
         self.o = self.o or t
         if payload.strip() == b"[DONE]":
             self.flags |= layout.DONE
@@ -223,18 +259,35 @@ class Stream:
             self.flags |= layout.DONE
 
     def _learn(self, block: bytes, seen: Event) -> None:
-        found = list(re.finditer(rb'"' + seen.key.encode() + rb'"\s*:\s*"', block))
-        if len(found) != 1 or b"\n" in block:
+        key = _keys.get(seen.key)
+        if key is None:
+            key = _keys[seen.key] = re.compile(rb'"' + re.escape(seen.key.encode()) + rb'"\s*:\s*"')
+        found = key.search(block)
+        if found is None or _LF in block:
             return
-        start = found[0].end()
-        closing = _STRING_END.match(block, start)
-        if closing is None or orjson.loads(block[start - 1 : closing.end()]) != seen.text:
+        start = found.end()
+        end = block.find(b'"', start)
+        if block[start:end] != seen.text.encode():
+            closing = _STRING_END.match(block, start)  # the text has escapes
+            if closing is None or orjson.loads(block[start - 1 : closing.end()]) != seen.text:
+                return
+            end = closing.end() - 1
+        if key.search(block, end) is not None:
             return
-        end = closing.end() - 1
-        self.prefix, self.suffix = block[:start], block[end:]
-        self.prefix_len, self.suffix_len = len(self.prefix), len(self.suffix)
-        self.pattern = _rest_pattern(self.suffix)
+        self.prefix, self.rest = block[:start], _rest(block, start, end)
+        self.fast = None
         self.learned += 1
+
+    def expect(self) -> Fast | None:
+        """How to take in the next event from raw bytes, when that needs no more than noting its instant; else None.
+
+        What is asked of the bytes then: they are one HTTP chunk, and it holds one whole event like the last.
+        """
+        if self.prefix is None or self.rest is None or self.tail or self.tokens is not None or self.cancel_after >= 0:
+            return None
+        if self.fast is None:
+            self.fast = Fast({}, self.prefix, self.rest.in_chunk.fullmatch, self.chunks.append)
+        return self.fast
 
     def _fail(self, kind: Kind, message: str) -> None:
         if self.kind == Kind.OPEN:

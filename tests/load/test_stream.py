@@ -111,6 +111,13 @@ def test_an_error_hidden_between_equal_ends_is_seen() -> None:
     assert made.kind == Kind.STREAM_ERROR
 
 
+def test_an_event_whose_text_never_ends_is_no_event() -> None:
+    """Its last quotation mark is escaped; the bytes after it are those of the event before."""
+    made = stream()
+    made.feed(sse('{"choices":[{"text":"a"}],"x":1}', '{"choices":[{"text":"a\\"}],"x":1}'), 5, 0)
+    assert (made.kind, made.count) == (Kind.PROTOCOL, 1)
+
+
 def test_role_empty_comment_usage_and_finish_chunks_are_not_output() -> None:
     body = (
         sse(delta(role="assistant", content=""))
