@@ -20,7 +20,7 @@ from load_helpers import SHORT, VOCABULARY, Run
 from neuronbench.load.arrivals import closed_loop
 from neuronbench.load.plan import make_plan
 from neuronbench.load.run import Timeouts, drive, reduce_run
-from neuronbench.load.workload import synthetic, warm_up
+from neuronbench.load.workload import synthetic, uniform, warm_up
 from neuronbench.processes import spawn
 from neuronbench.testing.truth_server import TruthServer
 
@@ -46,7 +46,8 @@ def test_a_closed_loop_by_number_of_requests(run: Run) -> None:
 
 
 def test_the_window_opens_when_every_slot_has_had_its_first_and_nothing_drains(run: Run) -> None:
-    ran = run(closed_loop(4, requests=30))
+    # lengths differ, so that the four slots do not end in step, with nobody in flight at that instant
+    ran = run(closed_loop(4, requests=30), workload=synthetic(input_tokens=8, output_tokens=uniform(2, 30)))
     rows = sorted((row for row in ran.rows if not row["warmup"]), key=lambda row: row["scheduled_ns"])
     ramp = [row for row in rows if row["phase"] == "ramp"]
     opened, closed = ran.drive.opened_ns, ran.drive.closed_ns
