@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -203,10 +203,6 @@ def validate(settings: Settings) -> Settings:
     if settings.traces < 0:
         raise ConfigError(f"traces: expected 0 or more, found {settings.traces}")
     return settings
-
-
-def with_data_root(settings: Settings, data_root: Path) -> Settings:
-    return replace(settings, data_root=data_root.resolve())
 
 
 def _table(path: Path, key: str, value: Any) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench.model import (
     Environment,
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 FLOOR = "floor"
 """Part of the workload of the record that says what the host can do at best."""
+
+
+EXTERNAL: Final = "external"
+"""Provider of a server that somebody else runs: nothing is booted, and nothing of it is known but what it says."""
 
 
 class Session:
@@ -91,11 +95,6 @@ class Session:
     def plan(self, points: Sequence[str]) -> None:
         """Note in the manifest which points the session is going to run: a killed one then shows what is missing."""
         self.store.update_session(self.id, planned=tuple(points))
-
-    @property
-    def started(self) -> bool:
-        """Whether anything of it is on disk."""
-        return bool(self._id)
 
     @property
     def folder(self) -> Path:
@@ -261,7 +260,7 @@ class Session:
         """The resource `point` needs; raises `LookupError` when no plugin provides it."""
         if kind == "endpoint" and self.settings.endpoint:
             settings = FrozenMap(url=self.settings.endpoint, model=point.get("served_model"))
-            return ResourceSpec(kind=kind, backend=point.backend, provider="external", settings=settings, cores=0)
+            return ResourceSpec(kind=kind, backend=point.backend, provider=EXTERNAL, settings=settings, cores=0)
         info = self.plugins.provider_for(kind, point.backend)
         if info is None:
             raise LookupError(f"no installed plugin offers an {kind!r} for backend {point.backend!r}")
@@ -296,7 +295,7 @@ class Session:
             benchmark="",
             lane=self._lane_of(spec),
             backend=spec.backend,
-            params=FrozenMap(spec.settings),
+            params=shown(spec),
             id=f"{kind}-{spec.id}",
         )
         earlier = sum(record.kind == kind and record.point.id == point.id for record in self.records)
@@ -307,7 +306,7 @@ class Session:
             name=name,
             provenance=self.provenance(spec.backend),
             resource=ResourceRef(id=spec.id, kind=spec.kind, spec=shown(spec)),
-            environment=self.environment(spec.backend),
+            environment=self.environment(spec.backend, external=spec.provider == EXTERNAL),
         )
         record = opened.record
         self._boot_receipts[spec.key] = record.receipt_id
@@ -364,7 +363,7 @@ class Session:
         return resource
 
     def _booted(self, spec: ResourceSpec, context: BootContext) -> Resource:
-        if spec.provider == "external":
+        if spec.provider == EXTERNAL:
             from neuronbench.serving.openai_server import attach
 
             return attach(spec, context)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from neuronbench.model import Outcome, Record
-from neuronbench.report.tables import number, verdict
+from neuronbench.report.tables import number, plain_table, verdict
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,18 +20,7 @@ def artifact_of(record: Record) -> Mapping[str, Any]:
 
 def compile_table(records: Sequence[Record]) -> Table:
     """A row per compiled model that was made ready."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title="compiles",
-        title_justify="left",
-        title_style="bold",
-        header_style="",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    table = plain_table("compiles")
     table.add_column("model", overflow="fold")
     for heading in ("shape", "result", "cache"):
         table.add_column(heading, no_wrap=True)

@@ -87,15 +87,12 @@ def headline(record: Record, keys: Sequence[str], *, limit: int = 2) -> str:
     return ", ".join(chosen)
 
 
-def lane_table(title: str, records: Sequence[Record], keys: Sequence[str]) -> Table:
-    """One row a repeat, one column a headline metric; invalid and simulated rows say so.
-
-    All `records` are of one benchmark on one backend, which `title` names.
-    """
+def plain_table(title: str) -> Table:
+    """An empty table without a frame: what fits a terminal of 80 columns."""
     from rich import box
     from rich.table import Table
 
-    table = Table(
+    return Table(
         title=title,
         title_justify="left",
         title_style="bold",
@@ -104,6 +101,14 @@ def lane_table(title: str, records: Sequence[Record], keys: Sequence[str]) -> Ta
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
+
+
+def lane_table(title: str, records: Sequence[Record], keys: Sequence[str]) -> Table:
+    """One row a repeat, one column a headline metric; invalid and simulated rows say so.
+
+    All `records` are of one benchmark on one backend, which `title` names.
+    """
+    table = plain_table(title)
     table.add_column("point", overflow="fold", min_width=min(14, max(map(len, short_ids(records)), default=5)))
     several = any(record.repeat > 1 for record in records)
     if several:
@@ -149,18 +154,7 @@ def sample_notes(records: Sequence[Record], keys: Sequence[str]) -> list[str]:
 
 def boot_table(records: Sequence[Record]) -> Table:
     """What it took to make the resources live, split by phase."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title="boots",
-        title_justify="left",
-        title_style="bold",
-        header_style="",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    table = plain_table("boots")
     table.add_column("model", overflow="fold")
     table.add_column("result", no_wrap=True)
     phases = ("boot_time_s", "boot_spawn_s", "boot_weights_s", "boot_compile_s", "boot_listen_s", "boot_first_token_s")

@@ -133,6 +133,14 @@ def test_secrets_in_urls_and_messages_are_not_recorded(project) -> None:
     assert "redacted" in text
 
 
+def test_credentials_of_an_external_server_stand_in_no_record(project) -> None:
+    project.bench('@nb.bench(lane="serving")\ndef bench_it(endpoint):\n    pass\n')
+    project.run("-m", "truth", "--nb-endpoint", "http://user:hunter22secret@127.0.0.1:9", "--nb-deadline", "boot=3")
+    texts = [path.read_text() for path in project.receipts.glob("*/*/record.json")]
+    assert len(texts) == 2  # the attempt to reach it, and the point
+    assert not [text for text in texts if "hunter22secret" in text]
+
+
 def test_one_record_holds_one_window(project) -> None:
     project.in_process = False
     project.bench(
