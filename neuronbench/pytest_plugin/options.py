@@ -28,6 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="deadline in seconds: boot, point, request, first_token, stop (repeatable)")  # fmt: skip
     add("--nb-endpoint", metavar="URL", help="measure this running server instead of booting one")
     add("--nb-port", metavar="PORT", type=int, help="port for served models (default: a free one)")
+    add(
+        "--nb-strict",
+        metavar="LEVEL",
+        nargs="?",
+        const="invalid",
+        choices=("invalid", "provisional"),
+        help="fail items whose record a gate made invalid (with =provisional: or provisional); the receipt is the same",
+    )
     add("--nb-record-benchmarks", action="store_true", default=False,
         help="leave a receipt of every test that uses pytest-benchmark's fixture, not only of benchmarks")  # fmt: skip
     add("--nb-data-root", metavar="DIR", help="folder of receipts and the MLflow store (default mlruns)")

@@ -141,7 +141,27 @@ def pytest_runtest_makereport(
     ]
     report.user_properties += properties
     item.user_properties += properties  # JUnit reads them from the report of the teardown
+    strict = item.config.option.nb_strict
+    if strict and outcome == Outcome.OK and report.passed:
+        refusal = _refusal(opened, strict)
+        if refusal:
+            report.outcome, report.longrepr = "failed", refusal
     return report
+
+
+def _refusal(opened: OpenRecord, strict: str) -> str:
+    """Why `--nb-strict` fails a point that was measured; empty when its numbers stand."""
+    record = opened.record
+    refused = ("invalid",) if strict == "invalid" else ("invalid", "provisional")
+    if record.validity.value not in refused:
+        return ""
+    said = [
+        f"{gate.id} ({gate.severity}): observed {gate.observed}, limit {gate.limit} {gate.unit}".rstrip()
+        + (f"; {gate.message}" if gate.message else "")
+        for gate in record.gates
+        if gate.passed is not True and gate.severity in refused
+    ]
+    return "\n  ".join([f"{record.receipt_name}: measured, but {record.validity.value} (--nb-strict={strict})", *said])
 
 
 def _outcome(report: pytest.TestReport, call: pytest.CallInfo[None], opened: OpenRecord) -> Outcome:
