@@ -73,6 +73,8 @@ def register_lanes(register: Callable[[LaneInfo], None]) -> None:
             needs=("compiled_model",),
         )
     )
+    for lane in _training_lanes():
+        register(lane)
     register(
         LaneInfo(
             name="host",
@@ -88,6 +90,64 @@ def register_lanes(register: Callable[[LaneInfo], None]) -> None:
             headline=("call_time_p50_ms", "call_time_p99_ms", "call_time_mean_ms"),
         )
     )
+
+
+RATES = ("train_throughput_tok_s", "step_time_p50_ms", "step_time_wall_ms", "mfu_pct")
+LOSSES = ("loss_first", "loss_last")
+
+
+def _training_lanes() -> list[LaneInfo]:
+    needs = ("trainer",)
+
+    def lane(name: str, title: str, *headline: str) -> LaneInfo:
+        return LaneInfo(name=name, title=title, headline=headline, needs=needs)
+
+    return [
+        lane("lora_sft", "Fine-tuning with a low-rank adapter", *RATES, *LOSSES),
+        lane("full_sft", "Fine-tuning of all weights", *RATES, *LOSSES),
+        lane("preference", "Preference tuning on pairs of answers", *RATES, *LOSSES, "preference_accuracy_share"),
+        lane("pretrain", "Training from random weights, in parallel too", *RATES, *LOSSES, "scaling_efficiency_share"),
+        lane(
+            "checkpoint",
+            "What saving and restoring costs, and whether training goes on as if nothing had happened",
+            "checkpoint_time_mean_s",
+            "checkpoint_size_max_bytes",
+            "restore_time_s",
+            "step_time_p50_ms",
+            "loss_difference_max",
+        ),
+        lane(
+            "quality",
+            "Loss on what was never trained on, before and after",
+            "holdout_loss_before",
+            "holdout_loss_after",
+            "holdout_loss_ratio",
+            *LOSSES,
+        ),
+        lane("data_isolation", "Real input against synthetic of equal shapes", *RATES, "input_cost_share"),
+        lane("batch_ladder", "Rates over the micro-batch, up to the wall", *RATES, "largest_batch_sequences"),
+        lane("context_ladder", "Rates over the sequence length, up to the wall", *RATES, "largest_context_tokens"),
+        lane(
+            "determinism",
+            "Same seed, same losses to the bit; another seed, others",
+            "loss_difference_max",
+            "loss_last",
+            "train_throughput_tok_s",
+        ),
+        LaneInfo(
+            name="e2e",
+            title="Train, merge, ship, serve: what is served is what was trained",
+            headline=(
+                "train_to_serve_time_s",
+                "train_throughput_tok_s",
+                "loss_last",
+                "ttft_p50_ms",
+                "tpot_p50_ms",
+                "output_throughput_tok_s",
+            ),
+            needs=("trainer", "endpoint"),
+        ),
+    ]
 
 
 @hookimpl

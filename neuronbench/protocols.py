@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from neuronbench.model import Failure, FrozenMap, Json, Metric, Point, Record, ResourceSpec
+
+if TYPE_CHECKING:
+    from neuronbench.training.job import TrainJob
 
 # --------------------------------------------------------------------------------------------------------------------
 # what plugins register. Keyword-only, so that a later field with a default breaks nobody.
@@ -279,6 +282,65 @@ class CompiledModel(Resource, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Peak:
+    """What a core can do at best, and who says so: the denominator of a utilisation is never anonymous."""
+
+    flops: float
+    """Dense floating-point operations per second of one core."""
+    dtype: str
+    """For numbers of this type."""
+    source: str
+    """A document, or how it was measured."""
+    date: str
+    """When that was so, ISO 8601."""
+
+
+@runtime_checkable
+class Trainer(Resource, Protocol):
+    """Trains jobs, one after the other, each from a fresh state.
+
+    A run leaves its step logs (`steps-rank<r>.jsonl`, see `neuronbench.training.steps`), its checkpoints and its final
+    state in a folder that the caller names. What cannot be trained raises `PointFailure`; the trainer may be dead then.
+    """
+
+    world_size: int
+    """Ranks it trains with."""
+    cores: int
+    """Cores that all ranks use together, in the unit of `peak`."""
+    peak: Peak | None
+    """None when nobody says what the hardware can do: no utilisation then."""
+
+    def prepare(self, job: TrainJob) -> Mapping[str, Json]:
+        """Tokenise and pack the data once; `name`, `digest`, `sequences`, `tokens`, ... of it. Cached by digest."""
+
+    def describe(self, job: TrainJob) -> Mapping[str, Json]:
+        """What the start line of the job's log would say of model and data, without training."""
+
+    def train(
+        self,
+        job: TrainJob,
+        *,
+        folder: Path,
+        resume: bool = False,
+        watch: Callable[[Mapping[str, Json]], None] | None = None,
+        deadline_s: float,
+    ) -> Path:
+        """Train; returns `folder`. `resume` goes on from the latest checkpoint there, if there is one.
+
+        `watch` gets each line of rank 0's log as it appears, read from the file, so that watching costs nothing.
+        """
+
+    def evaluate(self, job: TrainJob, *, folder: Path, split: str = "holdout") -> Mapping[str, Json]:
+        """`loss` and `tokens` of the `holdout` or `train` split, by the state that training left in `folder`."""
+
+    def export(self, job: TrainJob, *, folder: Path, into: Path, merged: bool = True) -> Mapping[str, Json]:
+        """Write the trained weights as safetensors into `into`: `files` maps each name to `sha256` and `bytes`.
+
+        `merged`: adapters become part of the weights, so that a server needs nothing else.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
 class Vocabulary:
     """Ids of ordinary tokens, from which prompts of an exact length are drawn without any tokenizer."""
 
@@ -352,6 +414,7 @@ __all__ = [
     "Floor",
     "InputSpec",
     "LaneInfo",
+    "Peak",
     "PointFailure",
     "Probe",
     "Progress",
@@ -364,6 +427,7 @@ __all__ = [
     "Sink",
     "SinkInfo",
     "Stack",
+    "Trainer",
     "Unsupported",
     "Vocabulary",
 ]  # fmt: skip
