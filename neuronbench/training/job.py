@@ -25,7 +25,7 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 ON_NON_FINITE: Final = ("stop", "continue")
 DATASET_KINDS: Final = ("builtin", "synthetic", "file", "hub")
 ADAPTER: Final = FrozenMap(
-    r=16, alpha=32, dropout=0.0,
+    r=16, alpha=32.0, dropout=0.0,
     targets=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
 )  # fmt: skip
 """What a LoRA adapter is unless told otherwise: all linear layers of a decoder."""
@@ -96,6 +96,8 @@ class TrainJob:
             _set(self, "adapter", None)
         for name, check in _CHECKS.items():
             check(name, getattr(self, name))
+        for name in ("holdout", "learning_rate", "beta"):  # 1 and 1.0 are the same job
+            _set(self, name, float(getattr(self, name)))
         self._together()
 
     def _together(self) -> None:
@@ -264,4 +266,4 @@ def _adapter(given: Mapping[str, Json]) -> dict[str, Json]:
             raise ValueError(f"adapter.targets: expected names of modules, found {targets!r}")
     elif targets != "all-linear":
         raise ValueError(f"adapter.targets: expected a list of names of modules or 'all-linear', found {targets!r}")
-    return made
+    return {**made, "alpha": float(made["alpha"]), "dropout": float(made["dropout"])}

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PATTERN: Final = "steps-rank*.jsonl"
 TABLE: Final = "steps.parquet"
+ATTEMPTS: Final = "attempts"
+"""Folder of the logs of earlier attempts, `1`, `2`, ..."""
 LOSS_TOLERANCE: Final = 1e-5
 """Relative; ranks report the loss averaged over all of them, so theirs differ by rounding at most."""
 COLUMNS: Final[Mapping[str, tuple[str, str, str]]] = {
@@ -195,6 +197,32 @@ def read(folder: Path) -> Steps:
     if not begun or begun[0].rank != 0:
         raise StepLogError("training_unfinished", f"rank 0 has written no step log in {folder}: nothing was trained")
     return Steps(ranks=begun)
+
+
+def set_aside(folder: Path, job_digest: str) -> int:
+    """Make room for the logs of another attempt at the same job; returns how many attempts there were before.
+
+    Raises `StepLogError` (`steps_contradict`) when the folder holds another job's: runs of different jobs never
+    continue each other.
+    """
+    logs = sorted(folder.glob(PATTERN))
+    earlier = folder / ATTEMPTS
+    count = sum(1 for path in earlier.iterdir() if path.is_dir()) if earlier.is_dir() else 0
+    if not logs:
+        return count
+    for path in logs:
+        log = read_rank(path, rank_of(path))
+        if log is not None and log.start.get("job") != job_digest:
+            raise StepLogError(
+                "steps_contradict",
+                f"{folder} holds a run of job {log.start.get('job')!r}; job {job_digest!r} cannot go on from it",
+                remedy="remove the folder to train from the beginning",
+            )
+    target = earlier / str(count + 1)
+    target.mkdir(parents=True)
+    for path in logs:
+        path.replace(target / path.name)
+    return count + 1
 
 
 def rank_of(path: Path) -> int:

@@ -33,6 +33,8 @@ NOISE_LIMIT_BYTES: Final = 8 << 20
 """More than this on the pipe that is not of the protocol, without one message, is a failure."""
 _SLICE_S: Final = 1.0
 """Longest wait without looking whether the process still runs."""
+_IDLE_S: Final = 0.2
+"""The same where something else is to be looked at meanwhile."""
 _LAST_WORDS_S: Final = 10.0
 """How long the exit status of a worker whose pipe has closed may take."""
 
@@ -180,13 +182,20 @@ class Worker:
         except OSError:
             self._ended(phase)
 
-    def finish(self, *, deadline_s: float, phase: str = "window", progress: Progress | None = None) -> Reply:
-        """Wait for the answer to what `begin` asked."""
+    def finish(
+        self,
+        *,
+        deadline_s: float,
+        phase: str = "window",
+        progress: Progress | None = None,
+        idle: Callable[[], None] | None = None,
+    ) -> Reply:
+        """Wait for the answer to what `begin` asked; `idle` is called a few times a second meanwhile."""
         assert self._pending is not None, "begin comes before finish"
         number, verb = self._pending
         until = time.monotonic() + deadline_s
         while True:
-            message = self._next(until, phase, f"{verb!r} was not answered within {deadline_s:.0f} s")
+            message = self._next(until, phase, f"{verb!r} was not answered within {deadline_s:.0f} s", idle)
             if message["type"] == "progress":
                 if progress is not None:
                     progress(str(message.get("text", "")))
@@ -218,7 +227,7 @@ class Worker:
         self.hello = message
         self._pending = None
 
-    def _next(self, until: float, phase: str, late: str) -> dict[str, Any]:
+    def _next(self, until: float, phase: str, late: str, idle: Callable[[], None] | None = None) -> dict[str, Any]:
         """The next message; what is not of the protocol goes to the log."""
         assert self.process.stdout is not None
         descriptor = self.process.stdout.fileno()
@@ -235,7 +244,10 @@ class Worker:
             left = until - time.monotonic()
             if left <= 0:
                 self._late(late, phase)
-            if not poll.poll(1e3 * min(left, _SLICE_S)):
+            ready = poll.poll(1e3 * min(left, _IDLE_S if idle else _SLICE_S))
+            if idle is not None:
+                idle()
+            if not ready:
                 if self.process.poll() is not None:  # somebody else holds the pipe open
                     self._ended(phase)
                 continue
