@@ -90,7 +90,10 @@ class AIPerf:
         return changes
 
     def read(self, job: Job, folder: Path) -> Reading:
-        data = read_json(folder / _FOLDER / _RESULT, "aiperf")
+        return self.parse(read_json(folder / _FOLDER / _RESULT, "aiperf"))
+
+    def parse(self, data: Any) -> Reading:
+        """What the tool's JSON says; a file of another form raises what a missing key or a wrong type raises."""
         succeeded = int((data.get("request_count") or {}).get("avg") or 0)
         failed = int((data.get("error_request_count") or {}).get("avg") or 0)
         errors = [str(one)[-300:] for one in data.get("error_summary") or ()]

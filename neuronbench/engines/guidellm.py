@@ -79,7 +79,10 @@ class GuideLLM:
         return {}
 
     def read(self, job: Job, folder: Path) -> Reading:
-        data = read_json(folder / RESULT, "guidellm")
+        return self.parse(read_json(folder / RESULT, "guidellm"))
+
+    def parse(self, data: Any) -> Reading:
+        """What the tool's JSON says; a file of another form raises what a missing key or a wrong type raises."""
         (benchmark,) = data["benchmarks"]
         metrics = benchmark["metrics"]
         totals = metrics["request_totals"]

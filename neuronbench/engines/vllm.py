@@ -7,7 +7,7 @@ Its definitions: the clock starts before the request's JSON is encoded; TTFT is 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from neuronbench.definitions import metric
 from neuronbench.engines.base import (
@@ -93,7 +93,10 @@ class VLLM:
         return {**quiet, "OPENAI_API_KEY": job.api_key}
 
     def read(self, job: Job, folder: Path) -> Reading:
-        data = read_json(folder / RESULT, "vllm bench serve")
+        return self.parse(read_json(folder / RESULT, "vllm bench serve"))
+
+    def parse(self, data: Any) -> Reading:
+        """What the tool's JSON says; a file of another form raises what a missing key or a wrong type raises."""
         succeeded, failed = int(data["completed"]), int(data.get("failed") or 0)
         detailed = data.get("itls") or []
         gaps = sum(len(one) for one in detailed) if detailed else 0

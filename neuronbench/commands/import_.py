@@ -1,0 +1,89 @@
+"""`neuronbench import`: results that others measured, as receipts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from neuronbench.commands import host
+
+if TYPE_CHECKING:
+    from neuronbench.model import Json
+
+
+def import_results(
+    context: typer.Context,
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="Where it comes from: vllm, guidellm, aiperf, llmperf, inference-perf, pytest-benchmark, nxdi, "
+            "optimum-training.",
+            metavar="KIND",
+        ),
+    ],
+    path: Annotated[Path, typer.Argument(help="The result file, or a folder of them.", metavar="PATH")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for the receipts (default: mlruns/receipts).")
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(metavar="NAME", help="What it was measured on (inf2, trn2, gpu, ...), if the file is silent.")
+    ] = "",
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A parameter the file does not name (repeatable)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was imported as JSON.")] = False,
+) -> None:
+    """Make receipts of results that another tool measured.
+
+    Figures get our metric ids only where the definitions agree; the others stay under their own names. Everything is
+    marked `imported`. A file that is not what KIND says, or is damaged, fails the whole import, and nothing is written.
+    """
+    from neuronbench import importers
+
+    here = host.of(context)
+    chosen = importers.KINDS.get(kind)
+    if chosen is None:
+        raise host.CommandError(f"no source {kind!r}; known: {', '.join(importers.KINDS)}", status=host.USAGE)
+    told = dict(_pair(text) for text in parameters or ())
+    progress = host.ProgressLine()
+    try:
+        found = importers.gather(chosen, path, progress=progress)
+        done = importers.store(
+            chosen, path, found, out or here.settings.receipts_dir, backend=backend or None, params=told
+        )
+    except importers.ImportFailure as error:
+        raise host.CommandError(str(error)) from error
+    finally:
+        progress.done()
+    if as_json:
+        host.emit_json([record.to_json() for record in done.records])
+        return
+    cells = [
+        (
+            record.point.id,
+            record.point.lane,
+            record.point.backend,
+            str(sum(metric.value is not None for metric in record.metrics.values())),
+            str(len(record.workload["source"]["own_figures"])),
+            record.outcome.value if record.outcome else "ok" if record.error is None else "failed",
+        )
+        for record in done.records
+    ]
+    columns = ("point", "lane", "backend", "our metrics", "its own figures", "outcome")
+    host.show(host.table(columns, cells, right=("our metrics", "its own figures")))
+    host.say(("already imported: " if done.existed else "imported: ") + str(done.folder))
+
+
+def _pair(text: str) -> tuple[str, Json]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise host.CommandError(f"--set: expected KEY=VALUE, found {text!r}", status=host.USAGE)
+    for convert in (int, float):
+        try:
+            return key, convert(value)
+        except ValueError:
+            continue
+    return key, value

@@ -1,0 +1,96 @@
+"""What an importer makes of a file, and the words by which importers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from neuronbench.importers.safe import ImportFailure
+from neuronbench.model import Failure, Gate, Json, Metric
+
+UNKNOWN: Final = "unknown"
+"""Backend of results that do not say what they were measured on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """One result of a source, in our words, before it becomes a record."""
+
+    source: Path
+    name: str
+    """Readable and unique within its file."""
+    lane: str
+    params: Mapping[str, Json]
+    metrics: Sequence[Metric]
+    backend: str = UNKNOWN
+    own: Mapping[str, Json] = field(default_factory=dict)
+    """Figures of the source under its own names, kept though nothing of ours has their definition."""
+    gates: Sequence[Gate] = ()
+    error: Failure | None = None
+    """The source says that it has no result, and why."""
+    measured_at: str = ""
+    """UTC, ISO 8601; empty where the source does not say."""
+    facts: Mapping[str, Json] = field(default_factory=dict)
+    """Environment as far as the source tells it, names like `stack.vllm`."""
+    notes: Sequence[str] = ()
+
+
+Reader = Callable[[Path], Sequence[Imported]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A source that can be imported."""
+
+    name: str
+    title: str
+    suffixes: tuple[str, ...]
+    read: Reader
+    """Everything in one file. May raise whatever a file of another form makes it raise; `read` says it in words."""
+
+
+def read(kind: Kind, path: Path) -> list[Imported]:
+    """All results in the file `path`.
+
+    Raises `ImportFailure` naming the file, whatever is wrong with it: readers are written for files of the right form,
+    and one of another form shows as a missing key or a value of another type.
+    """
+    try:
+        return list(kind.read(path))
+    except ImportFailure:
+        raise
+    except KeyError as error:
+        raise ImportFailure(f"{path}: expected {kind.title}, found no {error.args[0]!r} in it") from error
+    except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+        what = " ".join(str(error).split())[:300]
+        raise ImportFailure(
+            f"{path}: expected {kind.title}, found another form ({type(error).__name__}: {what})"
+        ) from error
+
+
+def mapping(value: Any, what: str) -> Mapping[str, Any]:
+    """`value` as an object; raises `ValueError` saying what it should have been."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what}: expected an object, found {type(value).__name__}")
+    return value
+
+
+def whole(value: Any) -> int | None:
+    """A whole number, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+        return None
+    return int(value)
+
+
+def text(value: Any, limit: int = 200) -> str:
+    """Text of one line and bounded length: names and messages of a source are shown in tables and pages."""
+    return " ".join(str(value).split())[:limit]
+
+
+def plain(value: Any) -> Json:
+    """Numbers and short text as they are, anything else left out (None)."""
+    if isinstance(value, str):
+        return text(value)
+    return value if isinstance(value, (bool, int, float)) else None

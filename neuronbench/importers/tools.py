@@ -1,0 +1,219 @@
+"""Results of other measuring tools for served models, in our ids where the definitions agree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from neuronbench.definitions import metric
+from neuronbench.engines.aiperf import AIPerf
+from neuronbench.engines.base import WHOLE_RUN, Column, Reading, mapped, number
+from neuronbench.engines.guidellm import GuideLLM
+from neuronbench.engines.vllm import VLLM
+from neuronbench.importers.base import Imported, mapping, plain, text, whole
+from neuronbench.importers.safe import read_json
+from neuronbench.model import Failure, Gate, Json
+
+LANE: Final = "serving"
+_UNCHECKED: Final = Gate(
+    id="token_conservation",
+    passed=None,
+    severity="info",
+    message="a summary has neither the server's counters nor the single requests: its tokens cannot be checked",
+)
+
+
+def vllm(path: Path) -> Sequence[Imported]:
+    """`vllm bench serve --save-result`: one result a file, or one a line with `--append-result`."""
+    data = mapping(read_json(path), "the result")
+    reading = VLLM().parse(data)
+    concurrency, rate = whole(data.get("max_concurrency")), number(data.get("request_rate"))
+    lengths = {
+        name: _exact(data.get(total), reading.succeeded)
+        for name, total in (("input_tokens", "total_input_tokens"), ("output_tokens", "total_output_tokens"))
+    }
+    params = _params(model=text(data["model_id"]), concurrency=concurrency, rate=rate, **lengths)
+    return [_served(path, path.stem, params, reading, measured_at=_stamp(data.get("date")))]
+
+
+def guidellm(path: Path) -> Sequence[Imported]:
+    """guidellm's JSON: one result a benchmark (a rate or a number of streams) of its list."""
+    data = mapping(read_json(path), "the result")
+    found = []
+    for index, benchmark in enumerate(data["benchmarks"]):
+        reading = GuideLLM().parse({"benchmarks": [benchmark]})
+        strategy = mapping(_strategy(benchmark), "its strategy")
+        kind = text(strategy.get("type_") or strategy.get("kind") or "unknown")
+        params = _params(
+            arrivals=kind, concurrency=whole(strategy.get("streams")), rate=number(strategy.get("rate")),
+            model=plain(_model(benchmark)),
+        )  # fmt: skip
+        found.append(_served(path, f"{path.stem}-{index}-{kind}", params, reading))
+    return found
+
+
+def _strategy(benchmark: Mapping[str, Any]) -> Any:
+    config = benchmark.get("config") or {}
+    return config.get("strategy") or (benchmark.get("scheduler") or {}).get("strategy") or {}
+
+
+def _model(benchmark: Mapping[str, Any]) -> Any:
+    config = benchmark.get("config") or {}
+    backend = config.get("backend")
+    return backend.get("model") if isinstance(backend, Mapping) else None
+
+
+def aiperf(path: Path) -> Sequence[Imported]:
+    """aiperf's `profile_export_aiperf.json`."""
+    data = mapping(read_json(path), "the result")
+    reading = AIPerf().parse(data)
+    if not reading.succeeded and not reading.failed:
+        raise KeyError("request_count")
+    config = data.get("input_config") or {}
+    load = config.get("loadgen") or {}
+    names = ((config.get("endpoint") or {}).get("model_names")) or [None]
+    params = _params(
+        model=plain(names[0]), concurrency=whole(load.get("concurrency")), rate=number(load.get("request_rate"))
+    )
+    return [_served(path, path.stem, params, reading, measured_at=_stamp(data.get("start_time")))]
+
+
+def llmperf(path: Path) -> Sequence[Imported]:
+    """llmperf's `*_summary.json`: a closed loop, successes only.
+
+    Its inter-token latency counts the first token or does not, by the patch it was run with, so that it is nobody's
+    definition; its end-to-end latency runs to the end of the body.
+    """
+    data = mapping(read_json(path), "the summary")
+    done, errors = whole(data["results_num_completed_requests"]) or 0, whole(data["results_number_errors"]) or 0
+    quantiles = {
+        stat: _ms(data.get(f"results_ttft_s_{theirs}"))
+        for stat, theirs in (("p50", "quantiles_p50"), ("p90", "quantiles_p90"), ("p99", "quantiles_p99"),
+                             ("mean", "mean"), ("max", "max"))
+    }  # fmt: skip
+    columns = [Column(id="ttft", values=quantiles, n=done, note="on the wall clock, around the client library")]
+    absent = {
+        "tpot": "its inter-token latency has no fixed definition: with or without the first token, by patch",
+        "icl": "the tool keeps a mean per request only",
+        "e2e": "to the end of the body",
+        "output_throughput": WHOLE_RUN,
+        "request_throughput": WHOLE_RUN,
+    }
+    lengths = [
+        metric(id_, number(data.get(f"results_number_{id_}_mean")), stat="mean", n=done, note="by its own tokenizer")
+        for id_ in ("input_tokens", "output_tokens")
+    ]
+    reading = Reading(
+        metrics=mapped(columns, failed=errors, succeeded=done, absent=absent, extra=lengths),
+        own={key: plain(value) for key, value in data.items() if key.startswith("results_")},
+        succeeded=done,
+        failed=errors,
+    )
+    params = _params(
+        model=plain(data.get("model")), concurrency=whole(data.get("num_concurrent_requests")),
+        input_tokens=whole(data.get("mean_input_tokens")), output_tokens=whole(data.get("mean_output_tokens")),
+    )  # fmt: skip
+    return [_served(path, path.stem, params, reading)]
+
+
+def inference_perf(path: Path) -> Sequence[Imported]:
+    """inference-perf's life cycle report (a stage's, or the summary).
+
+    Its time per output token divides by the number of chunks, its request latency runs to the end of the body.
+    """
+    data = mapping(read_json(path), "the report")
+    successes, failures = mapping(data["successes"], "successes"), mapping(data["failures"], "failures")
+    latency = mapping(successes["latency"], "successes.latency")
+    done, failed = whole(successes["count"]) or 0, whole(failures["count"]) or 0
+    columns = [
+        Column(
+            id=id_,
+            values={
+                stat: _ms(latency[theirs].get(name))
+                for stat, name in (("p50", "median"), ("p90", "p90"), ("p99", "p99"), ("mean", "mean"), ("max", "max"))
+            },
+            n=done,
+            note=note,
+        )
+        for id_, theirs, note in (
+            ("ttft", "time_to_first_token", "percentiles interpolate between observations"),
+            ("icl", "inter_token_latency", "called inter-token latency there: gaps between chunks"),
+        )
+        if isinstance(latency.get(theirs), Mapping)
+    ]
+    absent = {
+        "tpot": "its figure divides by the number of chunks, not of tokens",
+        "e2e": "to the end of the body",
+        "output_throughput": WHOLE_RUN,
+        "request_throughput": WHOLE_RUN,
+    }
+    throughput = mapping(successes.get("throughput") or {}, "successes.throughput")
+    own: dict[str, Json] = {f"throughput.{name}": number(value) for name, value in throughput.items()}
+    for name, summary in latency.items():
+        if isinstance(summary, Mapping):
+            own |= {f"{name}.{stat}": number(value) for stat, value in summary.items()}
+    load = mapping(data.get("load_summary") or {}, "load_summary")
+    reading = Reading(
+        metrics=mapped(columns, failed=failed, succeeded=done, absent=absent),
+        own=own,
+        succeeded=done,
+        failed=failed,
+    )
+    params = _params(rate=number(load.get("requested_rate")), concurrency=whole(load.get("concurrency")))
+    return [_served(path, path.stem, params, reading)]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _served(path: Path, name: str, params: Mapping[str, Json], reading: Reading, *, measured_at: str = "") -> Imported:
+    error = None
+    if not reading.succeeded:
+        said = "; ".join(text(one) for one in reading.errors) or "no request succeeded"
+        error = Failure(kind="all_failed", phase="window", message=said, causal_line=said)
+    return Imported(
+        source=path,
+        name=name,
+        lane=LANE,
+        params=params,
+        metrics=list(reading.metrics),
+        own=dict(reading.own),
+        gates=[_UNCHECKED] if reading.succeeded else [],
+        error=error,
+        measured_at=measured_at,
+        notes=list(reading.notes),
+    )
+
+
+def _params(**given: Json) -> dict[str, Json]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _exact(total: Any, requests: int) -> int | None:
+    """Tokens per request, where all requests can have had the same number."""
+    tokens = whole(total)
+    return tokens // requests if tokens is not None and requests and tokens % requests == 0 else None
+
+
+def _ms(value: Any) -> float | None:
+    seconds = number(value)
+    return None if seconds is None else 1e3 * seconds
+
+
+_COMPACT = re.compile(r"\d{8}-\d{6}")
+
+
+def _stamp(value: Any) -> str:
+    """A source's instant in UTC; tools write local time without saying so, which is taken as UTC."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        if _COMPACT.fullmatch(value):
+            return datetime.strptime(value, "%Y%m%d-%H%M%S").replace(tzinfo=UTC).isoformat(timespec="microseconds")
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        return ""
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,160 @@
+"""From what was read to receipts: all of it or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from neuronbench.importers.base import Imported, Kind, read
+from neuronbench.importers.safe import ImportFailure, files
+from neuronbench.model import (
+    Environment,
+    FrozenMap,
+    Gate,
+    Json,
+    Outcome,
+    Point,
+    Provenance,
+    Record,
+    slug,
+)
+from neuronbench.receipts import ReceiptStore
+
+PREFIX: Final = "imported-"
+COPY_LIMIT_BYTES: Final = 2 * 1024 * 1024
+"""A source file up to this size is kept beside the receipt; of a larger one the digest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """What an import made."""
+
+    session: str
+    folder: Path
+    records: Sequence[Record]
+    existed: bool
+    """The very same sources had been imported there before; nothing was written."""
+
+
+def gather(kind: Kind, path: Path, *, progress: Callable[[str], None] = lambda text: None) -> list[Imported]:
+    """Read everything below `path`. One bad file fails it all: a set with a hole is not what was measured.
+
+    Raises `ImportFailure`.
+    """
+    found: list[Imported] = []
+    for index, one in enumerate(files(path, kind.suffixes), start=1):
+        progress(f"{index} files, {len(found)} results: {one.name}")
+        found += read(kind, one)
+    if not found:
+        raise ImportFailure(f"{path}: holds no result of {kind.title}")
+    return found
+
+
+def store(
+    kind: Kind,
+    path: Path,
+    found: Sequence[Imported],
+    root: Path,
+    *,
+    backend: str | None = None,
+    params: Mapping[str, Json] | None = None,
+) -> Import:
+    """Write the receipts of `found` into a session of their own below `root`, by one rename.
+
+    The session's name comes from the content of the sources: importing them again gives the same one and writes
+    nothing. `backend` and `params` say what the sources do not. Raises `ImportFailure`.
+    """
+    digests = {one: _digest(one) for one in dict.fromkeys(item.source for item in found)}
+    told = f"{kind.name}|{backend}|{sorted((params or {}).items())}"
+    identity = hashlib.sha256("\n".join([told, *digests.values()]).encode()).hexdigest()[:10]
+    session = f"{PREFIX}{kind.name}-{identity}"
+    records = [_record(kind, item, session, digests, backend, params or {}, path) for item in found]
+    _distinct(records)
+    target = root / session
+    if target.is_dir():
+        return Import(session=session, folder=target, records=records, existed=True)
+    root.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".importing-", dir=root))
+    try:
+        receipts = ReceiptStore(scratch)
+        for item, record in zip(found, records, strict=True):
+            staging = receipts.open(record)
+            if item.source.stat().st_size <= COPY_LIMIT_BYTES:
+                name = f"source{item.source.suffix.lower()}"
+                shutil.copyfile(item.source, staging.folder / name, follow_symlinks=False)
+                record.attachments.append(name)
+            outcome = Outcome.OK if item.error is None else Outcome.FAILED
+            record.close(outcome, ended_at=item.measured_at, duration_s=None)
+            receipts.commit(record, staging)
+        os.rename(scratch / session, target)
+    except OSError as error:
+        if target.is_dir():  # another import of the same was faster
+            return Import(session=session, folder=target, records=records, existed=True)
+        raise ImportFailure(f"{root}: receipts cannot be written: {error.strerror}; name another --out") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Import(session=session, folder=target, records=records, existed=False)
+
+
+def _record(
+    kind: Kind,
+    item: Imported,
+    session: str,
+    digests: Mapping[Path, str],
+    backend: str | None,
+    params: Mapping[str, Json],
+    top: Path,
+) -> Record:
+    record = Record(
+        session=session,
+        point=Point(
+            benchmark=f"imported/{kind.name}",
+            lane=item.lane,
+            backend=backend or item.backend,
+            params=FrozenMap({**item.params, **params}),
+            axes=tuple(item.params),
+            id=slug(f"{kind.name}.{item.name}"),
+        ),
+        provenance=Provenance.IMPORTED,
+        environment=Environment(facts=FrozenMap(item.facts)),
+        error=item.error,
+        started_at=item.measured_at,
+    )
+    record.add(*item.metrics)
+    record.gate(
+        Gate(
+            id="imported",
+            passed=None,
+            severity="info",
+            message=f"measured by {kind.title}; what it added to its numbers is not known here",
+        ),
+        *item.gates,
+    )
+    base = top if top.is_dir() else top.parent
+    record.workload["source"] = {
+        "kind": kind.name,
+        "file": item.source.relative_to(base).as_posix(),
+        "sha256": digests[item.source],
+        "own_figures": dict(item.own),
+    }
+    record.notes += list(item.notes)
+    return record
+
+
+def _distinct(records: Sequence[Record]) -> None:
+    """Give results of one name their numbers, as repeats of one point where the parameters agree."""
+    seen: dict[str, int] = {}
+    for record in records:
+        seen[record.point.id] = seen.get(record.point.id, 0) + 1
+        record.repeat = seen[record.point.id]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,220 @@
+"""Every source: its figures under our ids where the definitions agree, null with a reason where they do not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuronbench.importers import KINDS, Imported, ImportFailure, gather, store
+from neuronbench.model import Provenance
+from neuronbench.receipts import ReceiptStore
+
+VLLM = {
+    "date": "20260301-101500", "backend": "openai", "model_id": "org/model", "request_rate": "inf", "burstiness": 1.0,
+    "max_concurrency": 4, "duration": 20.0, "completed": 40, "failed": 0, "total_input_tokens": 40 * 128,
+    "total_output_tokens": 40 * 64, "output_throughput": 128.0, "request_throughput": 2.0, "mean_ttft_ms": 51.0,
+    "p50_ttft_ms": 50.0, "p90_ttft_ms": 55.0, "p99_ttft_ms": 60.0, "mean_tpot_ms": 10.1, "p50_tpot_ms": 10.0,
+    "p99_tpot_ms": 12.0, "mean_itl_ms": 10.1, "p99_itl_ms": 14.0, "mean_e2el_ms": 690.0,
+}  # fmt: skip
+SUMMARY = {"mean": 0.05, "min": 0.04, "median": 0.049, "p90": 0.06, "p99": 0.07, "max": 0.08}
+INFERENCE_PERF = {
+    "load_summary": {"count": 20, "requested_rate": 2.0, "achieved_rate": 1.99},
+    "successes": {
+        "count": 20,
+        "latency": {
+            "request_latency": SUMMARY, "time_to_first_token": SUMMARY, "inter_token_latency": SUMMARY,
+            "time_per_output_token": SUMMARY, "normalized_time_per_output_token": SUMMARY,
+        },
+        "throughput": {"output_tokens_per_sec": 100.0, "requests_per_sec": 2.0},
+    },
+    "failures": {"count": 0, "request_latency": None},
+}  # fmt: skip
+LLMPERF = {
+    "version": "2023-08-31", "model": "org/model", "mean_input_tokens": 1000, "mean_output_tokens": 150,
+    "num_concurrent_requests": 2, "results_ttft_s_quantiles_p50": 0.5, "results_ttft_s_quantiles_p99": 0.9,
+    "results_ttft_s_mean": 0.55, "results_inter_token_latency_s_mean": 0.02, "results_number_errors": 0,
+    "results_num_completed_requests": 50, "results_number_input_tokens_quantiles_p50": "1000",
+}  # fmt: skip
+BENCHMARK = {
+    "machine_info": {"machine": "x86_64", "python_version": "3.11.7", "cpu": {"brand_raw": "Some CPU"}},
+    "datetime": "2026-03-01T10:00:00+00:00",
+    "benchmarks": [
+        {"fullname": "test_a.py::test_sort[10]", "params": {"n": 10},
+         "stats": {"min": 1e-3, "max": 3e-3, "mean": 2e-3, "median": 1.9e-3, "rounds": 7, "iterations": 1}},
+        {"fullname": "test_a.py::test_sum", "params": None,
+         "stats": {"min": 1e-3, "max": 3e-3, "mean": 2e-3, "median": 1.9e-3, "rounds": 9, "iterations": 1}},
+    ],
+}  # fmt: skip
+NXDI = {
+    "e2e_model": {"latency_ms_p50": 7057, "latency_ms_p99": 7077, "latency_ms_avg": 7058, "throughput": 72.6},
+    "token_generation_model": {"latency_ms_p50": 20.5, "latency_ms_p99": 21.2, "throughput": 48.7},
+}
+OPTIMUM = {
+    "metadata": {"timestamp": "2026-01-01T00:00:00", "total_training_steps": 100, "model_name": "org/model"},
+    "metrics": {"summary/tokens_per_sec_avg": 10240.0, "summary/mfu_avg": 31.5},
+}
+GUIDELLM_STATS = {"successful": {"count": 10, "mean": 50.0, "max": 60.0, "min": 1.0,
+                                 "percentiles": {"p50": 50.0, "p90": 55.0, "p99": 59.0}}}  # fmt: skip
+GUIDELLM = {
+    "benchmarks": [
+        {
+            "config": {"strategy": {"type_": "concurrent", "streams": 4}},
+            "requests": {"errored": []},
+            "metrics": {
+                "request_totals": {"successful": 10, "errored": 0, "incomplete": 1},
+                "time_to_first_token_ms": GUIDELLM_STATS, "inter_token_latency_ms": GUIDELLM_STATS,
+                "output_token_count": {"successful": {"min": 64, "max": 64, "mean": 64.0}},
+                "prompt_token_count": {"successful": {"min": 16, "max": 16, "mean": 16.0}},
+            },
+        }
+    ]
+}  # fmt: skip
+AIPERF = {
+    "request_count": {"unit": "requests", "avg": 10}, "is_complete": True, "start_time": "2026-03-01T10:00:00",
+    "time_to_first_token": {"unit": "ms", "avg": 52.0, "p50": 50.0, "p90": 55.0, "p99": 60.0, "max": 61.0, "count": 10},
+    "input_config": {"endpoint": {"model_names": ["org/model"]}, "loadgen": {"concurrency": 4}},
+}  # fmt: skip
+SOURCES: dict[str, tuple[str, Any]] = {
+    "vllm": ("result.json", VLLM),
+    "guidellm": ("result.json", GUIDELLM),
+    "aiperf": ("profile_export_aiperf.json", AIPERF),
+    "llmperf": ("x_summary.json", LLMPERF),
+    "inference-perf": ("summary_lifecycle_metrics.json", INFERENCE_PERF),
+    "pytest-benchmark": ("0001.json", BENCHMARK),
+    "nxdi": ("benchmark_report.json", NXDI),
+    "optimum-training": ("training_summary.json", OPTIMUM),
+}
+
+
+def test_every_kind_has_a_sample_here() -> None:
+    assert set(SOURCES) <= set(KINDS)
+
+
+def one(kind: str, folder: Path, content: Any = None) -> list[Imported]:
+    name, sample = SOURCES[kind]
+    path = folder / name
+    path.write_text(json.dumps(sample if content is None else content), encoding="utf-8")
+    return gather(KINDS[kind], folder)
+
+
+def values(item: Imported) -> dict[str, float | None]:
+    return {metric.key: metric.value for metric in item.metrics}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "null"),
+    [
+        ("vllm", {"ttft_p50_ms": 50.0, "ttft_p99_ms": 60.0, "tpot_p50_ms": 10.0, "icl_p99_ms": 14.0,
+                  "output_tokens_mean_tokens": 64.0}, "output_throughput_tok_s"),
+        ("guidellm", {"ttft_p50_ms": 50.0, "tpot_p99_ms": 59.0}, "icl_p50_ms"),
+        ("aiperf", {"ttft_p99_ms": 60.0}, "output_throughput_tok_s"),
+        ("llmperf", {"ttft_p50_ms": 500.0, "ttft_p99_ms": 900.0}, "tpot_p50_ms"),
+        ("inference-perf", {"ttft_p50_ms": 49.0, "icl_p99_ms": 70.0}, "tpot_p50_ms"),
+        ("pytest-benchmark", {"call_time_p50_ms": 1.9, "call_time_mean_ms": 2.0}, None),
+        ("nxdi", {"latency_p50_ms": 7057.0, "latency_p99_ms": 7077.0}, "latency_p90_ms"),
+        ("optimum-training", {}, "train_throughput_tok_s"),
+    ],
+)  # fmt: skip
+def test_figures_of_our_definition_and_no_others(
+    kind: str, expected: dict[str, float], null: str | None, tmp_path: Path
+) -> None:
+    found = one(kind, tmp_path)[0]
+    said = values(found)
+    assert {key: said[key] for key in expected} == pytest.approx(expected)
+    if null is not None:
+        assert said[null] is None
+        note = next(metric.note for metric in found.metrics if metric.key == null)
+        assert kind == "nxdi" or note
+    assert found.own
+
+
+def test_failures_of_a_tool_leave_only_the_success_statistics(tmp_path: Path) -> None:
+    said = values(one("vllm", tmp_path, {**VLLM, "failed": 3})[0])
+    assert said["ttft_p99_ms"] is None
+    assert said["ttft_ok_p99_ms"] == 60.0
+    assert said["error_rate_share"] == pytest.approx(3 / 43)
+
+
+def test_receipts_are_marked_readable_and_made_once(tmp_path: Path) -> None:
+    source, root = tmp_path / "in", tmp_path / "receipts"
+    source.mkdir()
+    for kind in SOURCES:
+        found = one(kind, source)
+        made = store(KINDS[kind], source, found, root, backend="inf2", params={"tp_degree": 2})
+        again = store(KINDS[kind], source, found, root, backend="inf2", params={"tp_degree": 2})
+        assert (made.existed, again.existed, again.folder) == (False, True, made.folder)
+        receipts = list(ReceiptStore(root).iter(made.session))
+        assert len(receipts) == len(found)
+        for receipt in receipts:
+            record = receipt.record
+            assert record.provenance == Provenance.IMPORTED
+            assert record.point.backend == "inf2"
+            assert record.point["tp_degree"] == 2
+            assert record.workload["source"]["own_figures"]
+            assert (receipt.path / record.attachments[0]).is_file()
+        for path in source.iterdir():
+            path.unlink()
+    assert not [path for path in root.iterdir() if path.name.startswith(".")]
+    elsewhere = store(KINDS["vllm"], source, one("vllm", source), root, backend="trn2")
+    assert not elsewhere.existed
+
+
+def test_a_run_without_a_success_is_a_failure_with_its_cause(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    found = one("vllm", source, {**VLLM, "completed": 0, "failed": 5, "errors": ["connection refused"]})
+    made = store(KINDS["vllm"], source, found, tmp_path / "receipts")
+    (receipt,) = ReceiptStore(tmp_path / "receipts").iter(made.session)
+    assert receipt.record.outcome == "failed"
+    assert receipt.record.error is not None
+    assert "connection refused" in receipt.record.error.causal_line
+
+
+def run(*arguments: str, root: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "neuronbench", "--root", str(root), *arguments],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_the_command(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("")
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(VLLM))
+    done = run("import", "vllm", str(path), "--backend", "inf2", root=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "inf2" in done.stdout
+    listed = run("list", root=tmp_path)
+    assert "imported-vllm-" in listed.stdout
+    assert "already imported" in run("import", "vllm", str(path), "--backend", "inf2", root=tmp_path).stdout
+    elsewhere = run("import", "vllm", str(path), "--out", str(tmp_path / "other"), "--json", root=tmp_path)
+    assert json.loads(elsewhere.stdout)[0]["provenance"] == "imported"
+    wrong = run("import", "mystery", str(path), root=tmp_path)
+    assert wrong.returncode == 2
+    assert "vllm" in wrong.stderr
+    bad = run("import", "llmperf", str(path), root=tmp_path)
+    assert bad.returncode == 1
+    assert "result.json" in bad.stderr
+    assert "Traceback" not in bad.stderr
+
+
+@pytest.mark.parametrize("name", ["vllm_bench_serve_result.json", "llmperf_summary.json", "nxdi_benchmark_report.json",
+                                  "optimum_training_summary_metrics.json"])  # fmt: skip
+def test_the_handed_samples(name: str, tmp_path: Path) -> None:
+    import os
+
+    handed = os.environ.get("NEURONBENCH_SHARED")
+    if not handed:
+        pytest.skip("NEURONBENCH_SHARED names no folder of handed reference data")
+    kind = {"vllm": "vllm", "llmp": "llmperf", "nxdi": "nxdi", "opti": "optimum-training"}[name[:4]]
+    assert gather(KINDS[kind], Path(handed, "samples", name))
+
+
+def test_nothing_of_a_kind_in_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ImportFailure, match="expected files ending in"):
+        gather(KINDS["vllm"], tmp_path)
