@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from neuronbench.commands import calibrate, doctor, host, list_, load, models, plugins, push, reap, ui
+from neuronbench.commands import calibrate, doctor, host, import_, list_, load, models, plugins, push, reap, ui, weights
 from neuronbench.config import ConfigError
 from neuronbench.plugins import PluginError, Plugins, PluginWarning
 
@@ -57,8 +57,10 @@ def build(found: Plugins) -> typer.Typer:
     app.command("list", short_help="What was measured: sessions, or the points of one.")(list_.list_receipts)
     app.command("plugins", short_help="What is installed, and what is left out and why.")(plugins.plugins)
     app.add_typer(models.app, name="models", short_help="The models that are known; fetch one.")
+    app.add_typer(weights.app, name="weights", short_help="Trained models by digest: put, get, verify.")
     app.command("load", short_help="Measure a server that runs already, without pytest.")(load.load)
     app.command("calibrate", short_help="How far this host's own measurements are off.")(calibrate.calibrate)
+    app.command("import", short_help="Make receipts of what another tool measured.")(import_.import_results)
     app.command("push", short_help="Deliver receipts that MLflow does not have yet.")(push.push)
     app.command("ui", short_help="Look at the results in MLflow.")(ui.ui)
     app.command("reap", short_help="End what a killed run left running.")(reap.reap)

@@ -133,16 +133,22 @@ def _ordinary_ids(tokenizer: Mapping[str, Any]) -> set[int]:
 # weights
 
 
+def is_weight_name(name: str) -> bool:
+    """Whether a file of this relative name holds weights: neither hidden, nor the state of a training run."""
+    *folders, last = name.split("/")
+    return (
+        last.endswith(WEIGHT_SUFFIXES)
+        and not last.startswith((".", *_NOT_WEIGHTS))
+        and not any(folder.startswith(".") for folder in folders)
+    )
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Every weight file under `folder` (hidden folders left out), sorted by relative name."""
     found: list[Path] = []
     for parent, folders, names in os.walk(folder, followlinks=False):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            Path(parent, name)
-            for name in names
-            if name.endswith(WEIGHT_SUFFIXES) and not name.startswith((".", *_NOT_WEIGHTS))
-        ]
+        found += [Path(parent, name) for name in names if is_weight_name(name)]
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
