@@ -17,6 +17,7 @@ from neuronbench.protocols import (
     Delivery,
     Endpoint,
     LaneInfo,
+    Peak,
     Probe,
     Provider,
     ProviderInfo,
@@ -26,9 +27,11 @@ from neuronbench.protocols import (
     Sink,
     SinkInfo,
     Stack,
+    Trainer,
     Unsupported,
     Vocabulary,
 )
+from neuronbench.training.job import TrainJob
 
 __version__ = "0.1.0"
 
@@ -44,6 +47,7 @@ __all__ = [
     "LaneInfo",
     "Metric",
     "Outcome",
+    "Peak",
     "Point",
     "Probe",
     "Provider",
@@ -56,6 +60,8 @@ __all__ = [
     "Sink",
     "SinkInfo",
     "Stack",
+    "TrainJob",
+    "Trainer",
     "Unsupported",
     "Vocabulary",
     "__version__",

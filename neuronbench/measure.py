@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from neuronbench.definitions import DEFINITIONS
 from neuronbench.model import Better, Gate, Metric, closest
-from neuronbench.protocols import CompiledModel, Endpoint, Resource
+from neuronbench.protocols import CompiledModel, Endpoint, Resource, Trainer
 from neuronbench.protocols import DeadlineExceeded as DeadlineExceeded
 from neuronbench.protocols import PointFailure as PointFailure
 from neuronbench.telemetry.request import TelemetryRequest
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from neuronbench.load.reduce import Reduction
     from neuronbench.load.workload import Warmup
     from neuronbench.measure_device import Timed
+    from neuronbench.measure_training import Trained
     from neuronbench.records import OpenRecord
     from neuronbench.session import Session
+    from neuronbench.training import TrainJob
 
 
 class SloMiss(AssertionError):
@@ -64,6 +66,7 @@ class Measure:
         self._opened = opened
         self._telemetry = telemetry or TelemetryRequest()
         self._slo = dict(slo or {})
+        self._discarded: list[Path] = []
         self.record = opened.record
         self.point = opened.record.point
 
@@ -238,6 +241,38 @@ class Measure:
             self._session, self._opened, model, samples, measure=measure, reference=reference, seed=seed
         )
 
+    def train(
+        self, trainer: Trainer, job: TrainJob, *, resume: bool | Trained = False, check_loss: bool = True
+    ) -> Trained:
+        """Train `job` and record rates, utilisation, losses and gates; every step is in `steps.parquet`.
+
+        `resume=True`: go on from the latest checkpoint that an interrupted run of the same point left, if there is one;
+        the record says from which step, and rates are of this attempt's steps only. `resume=trained`: go on from the
+        latest checkpoint of that run as if it had been cut off after it. `check_loss`: a gate that the loss falls.
+
+        The run's checkpoints and final state are in `folder` of what is returned, until the point ends. May be called
+        several times in a point; the metrics are those of the first run, and each run has its own table. Raises
+        `PointFailure` when the run did not come to its end: its steps are in the receipt then, and no number is.
+        """
+        from neuronbench import measure_training
+
+        return measure_training.train(
+            self._session, self._opened, trainer, job, resume=resume, check_loss=check_loss, telemetry=self._telemetry,
+            discard=self._discarded.append,
+        )  # fmt: skip
+
+    def same_losses(self, one: Trained, other: Trained) -> bool:
+        """Record whether two runs have the same losses, to the bit; a gate says so if not (same seed, same job)."""
+        from neuronbench import measure_training
+
+        return measure_training.compare(self._opened, one, other, same=True)
+
+    def different_losses(self, one: Trained, other: Trained) -> bool:
+        """Record whether two runs have different losses; if not, what was changed between them does nothing."""
+        from neuronbench import measure_training
+
+        return measure_training.compare(self._opened, one, other, same=False)
+
     def host_floor(self, *, seconds: float = 0.5, model: str | None = None) -> dict[str, Metric]:
         """Measure what this host can do at best, each figure in a window of `seconds`; later records cite this one.
 
@@ -246,6 +281,13 @@ class Measure:
         from neuronbench import measure_host
 
         return measure_host.floor(self._session, self._opened, seconds=seconds, model=model)
+
+    def close(self) -> None:
+        """Remove what was kept for the benchmark only, such as checkpoints. The `measure` fixture calls it."""
+        from neuronbench.training import folders
+
+        while self._discarded:
+            folders.discard(self._discarded.pop())
 
     def run(self, resource: Resource | None, body: Any) -> Any:
         """Run `body()` as the measured part: inside the `measuring` hook, so that profilers see it."""

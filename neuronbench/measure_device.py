@@ -27,7 +27,7 @@ from neuronbench import measure_items, stats
 from neuronbench.definitions import metric
 from neuronbench.measure import clock_epoch
 from neuronbench.model import Gate, Metric
-from neuronbench.protocols import CompiledModel, Floor, PointFailure, SamplerSpec
+from neuronbench.protocols import CompiledModel, Floor, PointFailure, Resource, SamplerSpec
 from neuronbench.redaction import redact
 from neuronbench.telemetry.request import TelemetryRequest
 
@@ -93,7 +93,7 @@ def throughput(
     team = getattr(model, "team", None)
     if callable(team):  # copies are loaded before telemetry begins, so that their processes are sampled from the start
         session.progress(f"{opened.record.point.id}: loading model copies")
-        _or_logs(opened, model, {}, lambda: team(workers))
+        or_logs(opened, model, {}, lambda: team(workers))
     said = f"{seconds:g} s of {model.spec.id}"
     return _measure(
         session, opened, model, telemetry, said,
@@ -115,18 +115,18 @@ def _measure(
     record = opened.record
     logged = {path: path.stat().st_size for path in model.logs if path.is_file()}
     session.progress(f"{record.point.id}: {what}")
-    answers = _or_logs(opened, model, logged, lambda: [model.outputs()])
-    gates = [_or_logs(opened, model, logged, lambda: mask_gate(model))]
+    answers = or_logs(opened, model, logged, lambda: [model.outputs()])
+    gates = [or_logs(opened, model, logged, lambda: mask_gate(model))]
     samplers = [*default_samplers(model), *telemetry.samplers]
     samplers += session.plugins.telemetry_samplers(record.point, model)
     recorder = Recorder.start(samplers, opened.folder, session.spawn)
     try:
-        run: Run = _or_logs(opened, model, logged, lambda: session.plugins.measuring(record.point, model, record, loop))
+        run: Run = or_logs(opened, model, logged, lambda: session.plugins.measuring(record.point, model, record, loop))
     finally:
         sampled = telemetry.result = recorder.stop()
     last = getattr(model, "last_outputs", None)
     if callable(last):
-        answers += _or_logs(opened, model, logged, lambda: [last(loop.worker) for loop in run.loops])
+        answers += or_logs(opened, model, logged, lambda: [last(loop.worker) for loop in run.loops])
     metrics = reduce(run, model)
     metrics += measure_items.derived(run, model, metrics)
     # The metrics of a second measurement in the same record are left out, for a result is never overwritten.
@@ -140,8 +140,8 @@ def _measure(
     return Timed(metrics={each.key: each for each in metrics}, gates=gates, run=run)
 
 
-def _or_logs(opened: OpenRecord, model: CompiledModel, since: Mapping[Path, int], step: Callable[[], Any]) -> Any:
-    """`step()`; when the model fails in it, what its workers said since then becomes part of the receipt."""
+def or_logs(opened: OpenRecord, model: Resource, since: Mapping[Path, int], step: Callable[[], Any]) -> Any:
+    """`step()`; when the model (or trainer) fails in it, what its workers said since becomes part of the receipt."""
     from neuronbench.failures import read_log
 
     try:
@@ -360,7 +360,7 @@ def mask_gate(model: CompiledModel) -> Gate:
 # telemetry and tables
 
 
-def default_samplers(model: CompiledModel) -> list[SamplerSpec]:
+def default_samplers(model: Resource) -> list[SamplerSpec]:
     """The host, and the workers' process trees."""
     samplers = [SamplerSpec(name="host", target="neuronbench.telemetry.host:Host", period_s=SAMPLE_PERIOD_S)]
     if model.pids():
@@ -394,14 +394,26 @@ def contention_gate(busy_pct: float | None, run: Run) -> Gate | None:
 
 
 def _record_telemetry(opened: OpenRecord, run: Run, model: CompiledModel, sampled: Telemetry) -> None:
-    from neuronbench.telemetry.summary import telemetry_gate
-
     record = opened.record
     if sampled.table is not None:
         record.tables["telemetry"] = sampled.table.name
     if sampled.problem:
         record.notes.append(f"telemetry: {sampled.problem}")
-    start, end = run.span_ns
+    cpu = record_workers(opened, run.span_ns, sampled)
+    contended = contention_gate(cpu, run) if getattr(model, "host_bound", False) else None
+    if contended is not None:
+        record.gate(contended)
+
+
+def record_workers(opened: OpenRecord, span_ns: tuple[int, int], sampled: Telemetry) -> float | None:
+    """CPU and memory of the workers' process trees within `span_ns`, and whether they were sampled there.
+
+    Returns their mean CPU in % of one core; None without a sample.
+    """
+    from neuronbench.telemetry.summary import telemetry_gate
+
+    record = opened.record
+    start, end = span_ns
     window = sampled.window(start, end)
     cpu, rss = f"{WORKER}/cpu_percent", f"{WORKER}/rss_bytes"
     peak = window.max(rss)
@@ -413,9 +425,7 @@ def _record_telemetry(opened: OpenRecord, run: Run, model: CompiledModel, sample
     ]  # fmt: skip
     record.add(*(each for each in found if each.key not in record.metrics))
     record.gate(telemetry_gate(sampled, start, end))
-    contended = contention_gate(window.mean(cpu), run) if getattr(model, "host_bound", False) else None
-    if contended is not None:
-        record.gate(contended)
+    return window.mean(cpu)
 
 
 def _write_calls(opened: OpenRecord, run: Run) -> None:

@@ -17,6 +17,7 @@ from neuronbench.pytest_plugin.running import (
     pytest_runtestloop,
     pytest_sessionfinish,
 )
+from neuronbench.pytest_plugin.trainer import trainer
 
 __all__ = [
     "compiled_model",
@@ -36,4 +37,5 @@ __all__ = [
     "pytest_runtestloop",
     "pytest_sessionfinish",
     "telemetry",
+    "trainer",
 ]

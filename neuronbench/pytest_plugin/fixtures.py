@@ -70,7 +70,11 @@ def telemetry(point: Point) -> TelemetryRequest:
 
 
 @pytest.fixture
-def measure(request: pytest.FixtureRequest, point: Point, telemetry: TelemetryRequest) -> Measure:
+def measure(request: pytest.FixtureRequest, point: Point, telemetry: TelemetryRequest) -> Iterator[Measure]:
     """Measures, checks and records: `measure.serve(...)`, `measure.check("ttft_p99_ms", at_most=500)`."""
     node = request.node
-    return Measure(session_of(request.config), node.stash[OPEN], telemetry=telemetry, slo=mark_of(node).get("slo"))
+    made = Measure(session_of(request.config), node.stash[OPEN], telemetry=telemetry, slo=mark_of(node).get("slo"))
+    try:
+        yield made
+    finally:
+        made.close()

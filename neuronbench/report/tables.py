@@ -152,20 +152,27 @@ def sample_notes(records: Sequence[Record], keys: Sequence[str]) -> list[str]:
     return lines
 
 
+PHASES = (
+    "boot_time_s", "boot_spawn_s", "boot_weights_s", "boot_compile_s", "boot_listen_s", "boot_first_token_s",
+    "load_time_s",
+)  # fmt: skip
+
+
 def boot_table(records: Sequence[Record]) -> Table:
-    """What it took to make the resources live, split by phase."""
+    """What it took to make the resources live, split by the phases that any of them has."""
     table = plain_table("boots")
     table.add_column("model", overflow="fold")
     table.add_column("result", no_wrap=True)
-    phases = ("boot_time_s", "boot_spawn_s", "boot_weights_s", "boot_compile_s", "boot_listen_s", "boot_first_token_s")
+    phases = [key for key in PHASES if any(key in record.metrics for record in records)] or PHASES[:1]
     for key in phases:
-        name = key.removeprefix("boot_").removesuffix("_s").replace("_", "\n").replace("time", "total")
+        name = key.removeprefix("boot_").removesuffix("_s").replace("load_time", "load").replace("_", "\n")
+        name = name.replace("time", "total")
         table.add_column(f"{name}\ns", justify="right", no_wrap=True)
     for record in records:
         spec = record.resource.spec if record.resource else record.point.params
         style = "green" if record.outcome == Outcome.OK else "red"
         table.add_row(
-            str(spec.get("served_model") or spec.get("model") or spec.get("url", "")),
+            str(spec.get("served_model") or spec.get("model") or spec.get("url") or record.point.id),
             f"[{style}]{verdict(record)}[/]",
             *(number(record.metrics.get(key)) for key in phases),
         )

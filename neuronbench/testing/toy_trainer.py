@@ -16,6 +16,7 @@ a micro-batch takes), `queue_depth` (how many may wait), `peak_flops` (what its 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,6 +73,7 @@ def start(spec: ResourceSpec, folder: Path, spawn: Any, *, deadline_s: float = 3
         env=clean_environment(),
         arguments={name: given[name] for name in HANDLER},
     )
+    begun = time.monotonic()
     worker = Worker.start(launch, name=spec.id, folder=folder, spawn=spawn, deadline_s=deadline_s)
     return WorkerTrainer(
         spec,
@@ -80,7 +82,7 @@ def start(spec: ResourceSpec, folder: Path, spawn: Any, *, deadline_s: float = 3
         cores=given["world_size"],
         peak=Peak(flops=float(given["peak_flops"]), dtype="float32", source="the toy says so", date="2025-01-01"),
         facts={"device": "a thread with a queue"},
-        boot_metrics=[metric("load_time", 0.0, n=1)],
+        boot_metrics=[metric("load_time", time.monotonic() - begun, n=1)],
         call_deadline_s=deadline_s,
     )
 

@@ -28,6 +28,8 @@ def register_resources(register):
                           target="truth_plugin:TruthProvider"))
     register(ProviderInfo(name="compiled_model/toy", kind="compiled_model", families=("fake",),
                           target="neuronbench.testing.toy_model:ToyProvider"))
+    register(ProviderInfo(name="trainer/toy", kind="trainer", families=("fake",),
+                          target="neuronbench.testing.toy_trainer:ToyTrainerProvider"))
 """
 
 FAKES = """

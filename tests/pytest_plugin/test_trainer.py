@@ -1,0 +1,290 @@
+"""Training through pytest: what is recorded, every trap by its gate, cut-off runs, resumes; with real toy workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+
+JOB = {
+    "method": "lora_sft",
+    "model": "toy",
+    "steps": 16,
+    "sequence_length": 32,
+    "batch_size": 2,
+    "packing": False,
+    "work_ms": 6.0,
+}
+BENCH = """
+from neuronbench.training import TrainJob
+
+@pytest.mark.parametrize("behaviour", {behaviours!r})
+@nb.bench(lane="lora_sft", params={params!r})
+def bench_it(trainer, measure, point, behaviour):
+    measure.train(trainer, TrainJob.from_point(point))
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_process_and_cache(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.in_process = False
+    monkeypatch.setenv("NEURONBENCH_CACHE_DIR", str(project.path / "cache"))
+
+
+def bench(project: Any, *behaviours: str, **params: Any) -> Any:
+    project.bench(BENCH.format(behaviours=list(behaviours), params={**JOB, **params}))
+    return project.run("-m", "fake and lora_sft", "-v")
+
+
+def by_behaviour(project: Any) -> dict[str, dict[str, Any]]:
+    return {record["point"]["params"]["behaviour"]: record for record in project.records()}
+
+
+def failed_gates(record: dict[str, Any]) -> set[str]:
+    return {gate["id"] for gate in record["gates"] if gate["passed"] is False and gate["severity"] == "invalid"}
+
+
+def folder_of(project: Any, record: dict[str, Any]) -> Path:
+    return Path(project.receipts / record["session"] / record["name"])
+
+
+def steps_of(project: Any, record: dict[str, Any], table: str = "steps") -> Any:
+    return parquet.read_table(folder_of(project, record) / record["tables"][table])
+
+
+def value(record: dict[str, Any], key: str) -> float:
+    return float(record["metrics"][key]["value"])
+
+
+def test_a_run_is_recorded_and_a_lazy_device_gives_the_same_rates_by_barrier_and_by_wall(project: Any) -> None:
+    result = bench(project, "plain", "lazy", checkpoint_every=6, accumulation=3)
+    result.assert_outcomes(passed=2)
+    records = by_behaviour(project)
+    for behaviour, record in records.items():
+        assert failed_gates(record) == set(), behaviour
+        assert record["outcome"] == "ok"
+        table = steps_of(project, record)
+        assert table["step"].to_pylist() == list(range(1, 17))
+        assert value(record, "loss_first") == table["loss"][0].as_py()
+        assert value(record, "loss_last") == table["loss"][15].as_py()
+        assert value(record, "step_time_p50_ms") >= 18
+        barrier, wall = value(record, "train_throughput_barrier_tok_s"), value(record, "train_throughput_tok_s")
+        assert abs(barrier / wall - 1) <= 0.05
+        assert value(record, "trainable_parameters_parameters") == 2_000
+        assert value(record, "worker_rss_max_MiB") > 1
+        assert 0 < value(record, "mfu_pct") < 100
+        assert parquet.read_table(folder_of(project, record) / "telemetry.parquet").num_rows
+        (run,) = record["workload"]["training"]
+        assert run["job"]["steps"] == 16
+        assert (run["complete"], run["reason"], run["resumed_from"], run["attempts"]) == (True, "done", 0, 1)
+        assert [one["step"] for one in run["checkpoints"]] == [6, 12]
+        assert run["data"]["padding_tokens"] > 0
+    lazy = steps_of(project, records["lazy"])
+    begin, returned, end, tokens = (lazy[name].to_numpy() for name in ("begin_ns", "returned_ns", "end_ns", "tokens"))
+    naive, honest = (float(tokens[1:].sum() / (x - begin)[1:].sum()) for x in (returned, end))
+    assert naive > 1.5 * honest  # what a timer that trusts the calls would have said
+    (boot,) = [record for record in project.records("boot") if record["name"].endswith("-1") is False][:1]
+    assert boot["point"]["lane"] == "lora_sft"
+    assert list((project.path / "cache" / "training").rglob("*.json")) == []  # checkpoints go with the point
+
+
+def test_every_trap_is_invalid_by_its_gate(project: Any) -> None:
+    traps = {
+        "lazy_lying_barrier": "timer_escapes_device",
+        "naive_queue": "timer_escapes_device",
+        "padding_counted": "tokens_counted",
+        "counts_before_adapter": "parameters_consistent",
+        "nan_at": "non_finite_loss",
+    }
+    result = bench(project, "plain", *traps)
+    result.assert_outcomes(passed=len(traps) + 1)
+    records = by_behaviour(project)
+    assert failed_gates(records["plain"]) == set()
+    for behaviour, gate in traps.items():
+        assert gate in failed_gates(records[behaviour]), behaviour
+        assert records[behaviour]["validity"] == "invalid"
+    result.stdout.fnmatch_lines(["*bench_it*lazy_lying_barrier*INVALID*"])
+    assert records["nan_at"]["workload"]["training"][0]["first_bad_step"] == 3
+    assert steps_of(project, records["nan_at"])["step"].to_pylist() == [1, 2, 3]
+
+
+def test_accumulation_does_not_hide_the_work_that_escapes_the_timer(project: Any) -> None:
+    """With eight micro-batches a step and three in flight the timer sees most of a step: not the whole."""
+    result = bench(project, "lazy_lying_barrier", accumulation=8, steps=8, work_ms=4.0)
+    result.assert_outcomes(passed=1)
+    (record,) = project.records()
+    assert failed_gates(record) == {"timer_escapes_device"}
+    table = steps_of(project, record)
+    seen = float(np.median(table["end_ns"].to_numpy() - table["begin_ns"].to_numpy()))
+    assert seen > 0.25 * 8 * 4e6  # it looks like a step time
+
+
+def test_tokens_of_all_ranks_are_counted_once(project: Any) -> None:
+    result = bench(project, "plain", "world_multiplied", world_size=2)
+    result.assert_outcomes(passed=2)
+    records = by_behaviour(project)
+    assert failed_gates(records["plain"]) == set()
+    assert "tokens_counted" in failed_gates(records["world_multiplied"])
+    table = steps_of(project, records["plain"])
+    assert value(records["plain"], "tokens_tokens") == sum(table["tokens"].to_pylist())
+
+
+def test_a_rate_beyond_the_peak_is_implausible(project: Any) -> None:
+    bench(project, "plain", peak_flops=1e6).assert_outcomes(passed=1)
+    assert "implausible" in failed_gates(project.records()[0])
+
+
+def test_a_run_that_is_cut_off_is_an_error_that_keeps_its_steps_and_the_next_point_runs(project: Any) -> None:
+    ends = {
+        "die_kill": "killed",
+        "die_raise": "worker_exception",
+        "die_memory": "host_oom",
+        "no_barrier": "no_barrier",
+        "short": "training_unfinished",
+    }
+    result = bench(project, *ends, "plain", at=5)
+    result.assert_outcomes(passed=1, failed=len(ends))
+    records = by_behaviour(project)
+    assert records["plain"]["outcome"] == "ok"
+    for behaviour, kind in ends.items():
+        record = records[behaviour]
+        assert (record["outcome"], record["validity"]) == ("error", "invalid"), behaviour
+        assert record["error"]["kind"] == kind
+        assert not any(key.startswith(("train_throughput", "step_time", "mfu", "loss")) for key in record["metrics"])
+        done = 16 if behaviour == "no_barrier" else 4
+        assert steps_of(project, record)["step"].to_pylist() == list(range(1, done + 1))
+        assert record["workload"]["training"][0]["last_step"] == done
+    killed = records["die_kill"]
+    assert "after step 4 of 16" in killed["error"]["message"]
+    assert not (folder_of(project, killed) / "steps-rank0.jsonl").exists()
+    raised = records["die_raise"]["error"]
+    assert raised["causal_line"] == "ValueError: the toy was told to raise"
+    assert raised["log"] in records["die_raise"]["attachments"]
+
+
+DETERMINISM = """
+from neuronbench.training import TrainJob
+
+@pytest.mark.parametrize("behaviour", ["plain", "seed_ignored", "unrepeatable"])
+@nb.bench(lane="determinism", params={params!r})
+def bench_it(trainer, measure, point, behaviour):
+    job = TrainJob.from_point(point)
+    one, again = measure.train(trainer, job), measure.train(trainer, job)
+    other = measure.train(trainer, job.changed(seed=job.seed + 1))
+    measure.same_losses(one, again)
+    measure.different_losses(one, other)
+    with pytest.raises(ValueError, match="these differ in seed 42 and 43"):
+        measure.same_losses(one, other)
+"""
+
+
+def test_a_seed_that_does_nothing_and_one_that_is_not_enough_are_caught(project: Any) -> None:
+    project.bench(DETERMINISM.format(params=JOB))
+    project.run("-m", "fake and determinism").assert_outcomes(passed=3)
+    records = by_behaviour(project)
+    assert failed_gates(records["plain"]) == set()
+    assert failed_gates(records["seed_ignored"]) == {"losses_differ"}
+    assert failed_gates(records["unrepeatable"]) == {"losses_repeat"}
+    assert value(records["plain"], "loss_difference_max") == 0
+    assert value(records["unrepeatable"], "loss_difference_max") > 0
+    (gate,) = [gate for gate in records["seed_ignored"]["gates"] if gate["id"] == "losses_differ"]
+    assert gate["message"].endswith("what was changed (seed 42 and 43) has no effect")
+    record = records["plain"]
+    assert sorted(record["tables"]) == ["steps", "steps-2", "steps-3", "telemetry", "telemetry-2", "telemetry-3"]
+    assert steps_of(project, record)["loss"].to_pylist() == steps_of(project, record, "steps-2")["loss"].to_pylist()
+    assert [run["job"]["seed"] for run in record["workload"]["training"]] == [42, 42, 43]
+
+
+CHECKPOINT = """
+from neuronbench.training import TrainJob
+
+@nb.bench(lane="checkpoint", params={params!r})
+def bench_it(trainer, measure, point):
+    whole = measure.train(trainer, TrainJob.from_point(point))
+    again = measure.train(trainer, whole.job, resume=whole)
+    assert again.steps.resumed_from == 10
+    measure.same_losses(whole, again)
+    with pytest.raises(ValueError, match="choose checkpoint_every so that it does not divide steps"):
+        measure.train(trainer, whole.job.changed(steps=10), resume=measure.train(trainer, whole.job.changed(steps=10)))
+"""
+
+
+def test_a_finished_run_can_be_gone_on_with_from_its_checkpoint_to_compare_the_losses(project: Any) -> None:
+    project.bench(CHECKPOINT.format(params={**JOB, "checkpoint_every": 10}))
+    project.run("-m", "fake and checkpoint").assert_outcomes(passed=1)
+    (record,) = project.records()
+    assert failed_gates(record) == set()
+    assert record["metrics"]["loss_difference_max"]["n"] == 6
+    assert [run["resumed_from"] for run in record["workload"]["training"]] == [0, 10, 0]
+    assert steps_of(project, record, "steps-2")["step"].to_pylist() == list(range(11, 17))
+    assert value(record, "restore_time_s") >= 0
+
+
+RESUMED = """
+from neuronbench.training import TrainJob
+
+@nb.bench(lane="lora_sft", params={params!r})
+def bench_it(trainer, measure, point):
+    measure.train(trainer, TrainJob.from_point(point), resume=True)
+"""
+
+
+def test_a_killed_run_is_gone_on_with_by_the_next_session_and_the_record_says_so(project: Any) -> None:
+    params = {**JOB, "checkpoint_every": 4, "behaviour": "die_kill", "at": 7}
+    project.bench(RESUMED.format(params=params))
+    project.run("-m", "fake and lora_sft").assert_outcomes(failed=1)
+    (killed,) = project.records()
+    assert (killed["outcome"], killed["error"]["kind"]) == ("error", "killed")
+    assert killed["error"]["remedy"].endswith("it goes on from the checkpoint of step 4.")
+    project.run("-m", "fake and lora_sft").assert_outcomes(passed=1)
+    (_, resumed) = sorted(project.records(), key=lambda record: record["started_at"])
+    assert resumed["outcome"] == "ok"
+    (run,) = resumed["workload"]["training"]
+    assert (run["resumed_from"], run["attempts"], run["last_step"], run["complete"]) == (4, 2, 16, True)
+    assert steps_of(project, resumed)["step"].to_pylist() == list(range(5, 17))
+    assert value(resumed, "tokens_tokens") <= sum(steps_of(project, resumed)["tokens"].to_pylist())
+    assert list((project.path / "cache" / "training").rglob("*.json")) == []
+
+
+SUICIDE = """
+import os, pathlib, signal, threading, time
+from neuronbench.training import TrainJob
+
+@nb.bench(lane="lora_sft", params={params!r})
+def bench_it(trainer, measure, point):
+    live = measure.folder / "steps-rank0.jsonl"
+    def end():
+        until = time.monotonic() + 30
+        while time.monotonic() < until and (not live.exists() or live.read_text().count("step\\"") < 3):
+            time.sleep(0.01)
+        os.kill(os.getpid(), {signal})
+    threading.Thread(target=end, daemon=True).start()
+    measure.train(trainer, TrainJob.from_point(point))
+
+@nb.bench(lane="lora_sft", params={after!r})
+def bench_other(trainer, measure, point):
+    measure.train(trainer, TrainJob.from_point(point))
+"""
+
+
+@pytest.mark.parametrize("signal", ["signal.SIGINT", "signal.SIGKILL"])
+def test_when_the_harness_itself_ends_the_run_is_interrupted_and_its_steps_are_kept(project: Any, signal: str) -> None:
+    project.bench(SUICIDE.format(params={**JOB, "steps": 5000}, after=JOB, signal=signal))
+    project.run("-m", "fake and lora_sft", "-k", "bench_it")
+    project.run("-m", "fake and lora_sft", "-k", "bench_other").assert_outcomes(passed=1)
+    records = {record["point"]["benchmark"].rpartition("::")[2]: record for record in project.records()}
+    assert records["bench_other"]["outcome"] == "ok"
+    cut = records["bench_it"]
+    assert (cut["outcome"], cut["validity"]) == ("interrupted", "invalid")
+    assert not any(key.startswith("train_throughput") for key in cut["metrics"])
+    if signal == "signal.SIGINT":
+        assert steps_of(project, cut).num_rows >= 2
+    else:
+        text = (folder_of(project, cut) / "steps-rank0.jsonl").read_text()
+        assert json.loads(text.splitlines()[1])["kind"] == "step"
+        assert "steps-rank0.jsonl" in cut["attachments"]
+    assert list((project.path / "cache" / "training" / "runs").iterdir()) == []
