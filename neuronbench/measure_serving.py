@@ -204,10 +204,11 @@ CONTENTION_LIMIT_PCT = 25.0
 """What processes that do not belong to the measurement may use of the host meanwhile; 100 % is one core."""
 
 
-def host_contention(window: Mapping[str, Any], sampled: Telemetry) -> Gate:
+def host_contention(window: Mapping[str, Any], sampled: Telemetry, own: str = "server/cpu_percent") -> Gate:
     """Whether the machine did other work while the window was open: the server had less of it then than it seems.
 
-    CPU of the whole host without that of the server's processes, of the load driver and of telemetry; steal counts in.
+    CPU of the whole host without that of the measured processes (series `own`), of the load driver and of telemetry;
+    steal counts in.
     """
     limit, unit = CONTENTION_LIMIT_PCT, "%"
     start_ns, end_ns = window.get("start_ns"), window.get("end_ns")
@@ -216,9 +217,9 @@ def host_contention(window: Mapping[str, Any], sampled: Telemetry) -> Gate:
             id="host_contended", passed=None, limit=limit, unit=unit, severity="provisional", message="no window"
         )
     seen = sampled.window(start_ns, end_ns)
-    host, server = seen.mean("host/cpu_percent"), seen.mean("server/cpu_percent")
+    host, server = seen.mean("host/cpu_percent"), seen.mean(own)
     if host is None or server is None:
-        why = "CPU of the host or of the server's processes was not sampled"
+        why = f"CPU of the host or of the {own.partition('/')[0]}'s processes was not sampled"
         return Gate(id="host_contended", passed=None, limit=limit, unit=unit, severity="provisional", message=why)
     client = float(window.get("client_cpu_pct") or 0.0)
     others = max(host * (os.cpu_count() or 1) - server - client, 0.0)

@@ -20,7 +20,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from neuronbench.definitions import metric
 from neuronbench.measure import clock_epoch
-from neuronbench.measure_device import default_samplers, or_logs, record_workers
+from neuronbench.measure_device import WORKER, default_samplers, or_logs, record_workers
+from neuronbench.measure_serving import host_contention
 from neuronbench.model import Failure, Gate, Json, Metric
 from neuronbench.protocols import PointFailure, Trainer
 from neuronbench.telemetry.request import TelemetryRequest
@@ -83,6 +84,10 @@ def train(
     label = record.point.id + (f" run {number}" if number > 1 else "")
     facts: dict[str, Any] = {"job": {**job.to_json(), "digest": job.digest}, "epoch": clock_epoch()}
     record.workload[TRAINING].append(facts)
+    revive = getattr(trainer, "ready", None)
+    if not trainer.alive() and callable(revive):  # an earlier run of this point was the end of its worker
+        revive()
+        record.notes.append(f"run {number}: the trainer had died and was started again")
     logged = {path: path.stat().st_size for path in trainer.logs if path.is_file()}
 
     session.progress(f"{label}: preparing data")
@@ -177,7 +182,7 @@ class Watch:
         with contextlib.suppress(KeyError, TypeError, ValueError):  # a strange line is for the reader of the whole log
             if kind == "start":
                 self._shards = int(entry["data_shard"][1])
-                self._say(f"training {self._job.steps} steps, the first compiles")
+                self._say(f"training {self._job.steps} steps")
             elif kind == "step":
                 self._step(entry)
             elif kind in ("checkpoint", "restore", "evaluation"):
@@ -270,6 +275,8 @@ def _record_telemetry(opened: OpenRecord, found: Steps | None, sampled: Telemetr
     span = None if found is None else found.span_ns
     if span is not None:
         record_workers(opened, span, sampled)
+        window = {"start_ns": span[0], "end_ns": span[1]}
+        record.gate(host_contention(window, sampled, own=f"{WORKER}/cpu_percent"))
 
 
 def _refused(error: StepLogError, kept: Steps | None, job: TrainJob, resume: bool | Trained) -> Failure:

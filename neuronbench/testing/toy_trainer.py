@@ -73,8 +73,13 @@ def start(spec: ResourceSpec, folder: Path, spawn: Any, *, deadline_s: float = 3
         env=clean_environment(),
         arguments={name: given[name] for name in HANDLER},
     )
+
+    def started(number: int) -> Worker:
+        name = spec.id if number == 1 else f"{spec.id}-{number}"
+        return Worker.start(launch, name=name, folder=folder, spawn=spawn, deadline_s=deadline_s)
+
     begun = time.monotonic()
-    worker = Worker.start(launch, name=spec.id, folder=folder, spawn=spawn, deadline_s=deadline_s)
+    worker = started(1)
     return WorkerTrainer(
         spec,
         worker,
@@ -84,6 +89,7 @@ def start(spec: ResourceSpec, folder: Path, spawn: Any, *, deadline_s: float = 3
         facts={"device": "a thread with a queue"},
         boot_metrics=[metric("load_time", time.monotonic() - begun, n=1)],
         call_deadline_s=deadline_s,
+        restart=started,
     )
 
 

@@ -39,29 +39,43 @@ class WorkerTrainer:
         boot_metrics: Sequence[Metric],
         call_deadline_s: float,
         progress: Progress | None = None,
+        restart: Callable[[int], Worker] | None = None,
     ) -> None:
-        """`call_deadline_s`: for everything but training, which has a deadline of its own each time."""
+        """`call_deadline_s`: for everything but training, which has a deadline of its own each time.
+
+        `restart(n)` starts the n-th worker, from 2, with its handler loaded. With it a benchmark can go on after a run
+        that cost the worker its life (a ladder up to the wall); without, only the next point gets a new one.
+        """
         self.spec, self.facts, self.boot_metrics = spec, facts, boot_metrics
         self.world_size, self.cores, self.peak = world_size, cores, peak
-        self._worker, self._deadline_s, self._progress = worker, call_deadline_s, progress
+        self._workers, self._restart = [worker], restart
+        self._deadline_s, self._progress = call_deadline_s, progress
 
     # -- resource -----------------------------------------------------------------------------------------------------
 
     @property
     def logs(self) -> Sequence[Path]:
-        return [self._worker.log]
+        return [worker.log for worker in self._workers]
 
     def alive(self) -> bool:
-        return self._worker.alive()
+        return self._workers[-1].alive()
 
     def pids(self) -> Sequence[int]:
-        return [self._worker.pid] if self._worker.alive() else []
+        return [self._workers[-1].pid] if self.alive() else []
 
     def diagnose(self, phase: str) -> Failure | None:
-        return self._worker.diagnose(phase)
+        return self._workers[-1].diagnose(phase)
 
     def stop(self) -> None:
-        self._worker.stop()
+        for worker in self._workers:
+            worker.stop()
+
+    def ready(self) -> Worker:
+        """The worker; another one when it has died and can be started again. Raises `PointFailure`."""
+        if not self.alive() and self._restart is not None:
+            self._workers[-1].stop()
+            self._workers.append(self._restart(len(self._workers) + 1))
+        return self._workers[-1]
 
     # -- trainer ------------------------------------------------------------------------------------------------------
 
@@ -97,9 +111,10 @@ class WorkerTrainer:
             raise ValueError(f"{folder} is not empty; train into a new folder, or go on from its checkpoint (resume)")
         steps.set_aside(folder, job.digest)
         tail = Tail(folder / LIVE_LOG, watch or (lambda entry: None))
-        self._worker.begin("train", {"job": told(job), "folder": str(folder), "resume": resume})
+        worker = self.ready()
+        worker.begin("train", {"job": told(job), "folder": str(folder), "resume": resume})
         try:
-            self._worker.finish(deadline_s=deadline_s, progress=self._progress, idle=tail.look)
+            worker.finish(deadline_s=deadline_s, progress=self._progress, idle=tail.look)
         finally:
             tail.look()
         return folder
@@ -114,7 +129,7 @@ class WorkerTrainer:
         return self._ask("export", job, folder=str(folder), into=str(into), merged=merged)
 
     def _ask(self, verb: str, job: TrainJob, **arguments: Json) -> Mapping[str, Json]:
-        reply = self._worker.call(
+        reply = self.ready().call(
             verb, {"job": told(job), **arguments}, deadline_s=self._deadline_s, progress=self._progress
         )
         if not isinstance(reply.value, dict):

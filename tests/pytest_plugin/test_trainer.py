@@ -288,3 +288,29 @@ def test_when_the_harness_itself_ends_the_run_is_interrupted_and_its_steps_are_k
         assert json.loads(text.splitlines()[1])["kind"] == "step"
         assert "steps-rank0.jsonl" in cut["attachments"]
     assert list((project.path / "cache" / "training" / "runs").iterdir()) == []
+
+
+LADDER = """
+from neuronbench.training import TrainJob
+
+@nb.bench(lane="batch_ladder", params={params!r})
+def bench_it(trainer, measure, point):
+    job, fits = TrainJob.from_point(point), 0
+    for batch_size, steps in ((1, 4), (2, 12), (4, 4)):
+        try:
+            measure.train(trainer, job.changed(batch_size=batch_size, steps=steps))
+            fits = batch_size
+        except nb.PointFailure as error:
+            assert error.failure.kind == "killed"
+    measure.metric("largest_batch", fits)
+"""
+
+
+def test_a_benchmark_can_go_on_after_a_run_that_killed_its_worker(project: Any) -> None:
+    project.bench(LADDER.format(params={**JOB, "behaviour": "die_kill", "at": 8}))
+    project.run("-m", "fake and batch_ladder").assert_outcomes(passed=1)
+    (record,) = project.records()
+    assert value(record, "largest_batch_sequences") == 4
+    assert [run["complete"] for run in record["workload"]["training"]] == [True, False, True]
+    assert "run 3: the trainer had died and was started again" in record["notes"]
+    assert steps_of(project, record, "steps-2")["step"].to_pylist() == list(range(1, 8))

@@ -230,3 +230,15 @@ def test_a_folder_without_a_log_is_a_run_that_never_began(tmp_path: Path) -> Non
     (tmp_path / "steps-rank0.jsonl").write_bytes(b'{"kind": "sta')
     with pytest.raises(StepLogError, match="rank 0 has written no step log"):
         steps.read(tmp_path)
+
+
+def test_a_trainer_whose_worker_died_is_started_again_by_the_next_job(toy: Any, tmp_path: Path) -> None:
+    trainer = toy("die_kill", at=4)
+    with pytest.raises(PointFailure):
+        trained(trainer, toy_job(), tmp_path / "first")
+    assert not trainer.alive()
+    assert trainer.pids() == []
+    job = toy_job(steps=3)
+    steps.verify(trained(trainer, job, tmp_path / "second"), job)
+    assert trainer.alive()
+    assert [path.is_file() for path in trainer.logs] == [True, True]
