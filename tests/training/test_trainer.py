@@ -40,7 +40,9 @@ def test_a_run_is_logged_watched_and_verified(toy: Any, tmp_path: Path) -> None:
     assert found.reason == "done"
     assert found.numbers == list(range(1, 9))
     assert found.losses[-1] < found.losses[0]
+    consumed = found.start["dataset"].pop("consumed")
     assert found.start["dataset"] == trainer.prepare(job)
+    assert consumed["tokens"] == sum(found.column("tokens"))
     assert found.start["parameters"]["trainable"] == 2_000
     assert trainer.describe(job)["init_digest"] == found.start["init_digest"]
 

@@ -121,7 +121,7 @@ class Handler:
                 "adapter": adapter, "layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "vocabulary": VOCABULARY,
                 "embedding": VOCABULARY * HIDDEN, "tied": True, "tp_degree": 1,
             },
-            "dataset": self.prepare(job),
+            "dataset": {**self.prepare(job), "consumed": self._to_consume(job)},
             "init_digest": sha256([self._first_state(job)]),
             "recompute": job["recompute"],
             "attention": "causal",
@@ -203,12 +203,26 @@ class Handler:
     def _first_state(job: dict[str, Any]) -> float:
         return 2.5 + random.Random(job["weights_seed"]).random()
 
+    def _taken(self, job: dict[str, Any], step: int, rank: int) -> list[int]:
+        """Lengths of the sequences that a rank takes in a step."""
+        lengths = self._lengths(job)
+        del lengths[len(lengths) - round(len(lengths) * job["holdout"]) :]
+        count = job["batch_size"] * job["accumulation"]
+        at = ((step - 1) * job["world_size"] + rank) * count
+        return [lengths[(at + index) % len(lengths)] for index in range(count)]
+
+    def _to_consume(self, job: dict[str, Any]) -> dict[str, int]:
+        """What all ranks see in a whole run, by the order of sequences and their lengths alone."""
+        ranks, steps = range(job["world_size"]), range(1, job["steps"] + 1)
+        taken = [length for step in steps for rank in ranks for length in self._taken(job, step, rank)]
+        tokens = sum(taken)
+        return {
+            "sequences": len(taken), "tokens": tokens, "padding_tokens": len(taken) * job["sequence_length"] - tokens,
+        }  # fmt: skip
+
     def _counts(self, job: dict[str, Any], step: int, rank: int) -> dict[str, int]:
-        facts = self.prepare(job)
-        lengths = self._lengths(job)[: facts["sequences"]]
-        per_rank = job["batch_size"] * job["accumulation"]
-        at = ((step - 1) * job["world_size"] + rank) * per_rank
-        taken = [lengths[(at + index) % len(lengths)] for index in range(per_rank)]
+        taken = self._taken(job, step, rank)
+        per_rank = len(taken)
         tokens, padding = sum(taken), per_rank * job["sequence_length"] - sum(taken)
         if self._behaviour == "world_multiplied":
             tokens, padding = tokens * job["world_size"], padding * job["world_size"]
