@@ -1,0 +1,37 @@
+"""The program of one rank, started by torchrun: `ranks.py ORDER`, a file of JSON that the worker wrote."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(order: dict[str, Any]) -> None:
+    rank, threads = int(os.environ["RANK"]), order["rig"]["threads"]
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, order["cores"][rank * threads : (rank + 1) * threads])
+    spec = importlib.util.spec_from_file_location("nb_worker_main", Path(order["worker"], "main.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    program.package("nb_worker", order["worker"])
+    program.package("nb_handlers", order["handlers"])
+    run = importlib.import_module("nb_handlers.training.run")
+
+    def say(text: str) -> None:
+        print(f"rank {rank}: {text}", file=sys.stderr, flush=True)
+
+    checkpoint = Path(order["checkpoint"]) if order["checkpoint"] else None
+    run.Run(run.Rig(say, **order["rig"]), order["job"], Path(order["folder"]), rank=rank, resume=checkpoint).train()
+    distributed = importlib.import_module("torch.distributed")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
