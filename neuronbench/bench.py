@@ -24,19 +24,26 @@ def bench(
     backends: Sequence[str] | None = None,
     params: dict[str, Json] | None = None,
     slo: dict[str, float] | None = None,
+    leases: Sequence[str] = (),
 ) -> Callable[[F], F]:
     """Mark a function as a benchmark.
 
     `lane`: family whose metric vocabulary it uses (default: from its fixtures). `grid`: name of a grid file below
     `benchmarks/grids`, such as `"serving/short"`. `backends`: names it is meant for (default: all that are known).
     `params`: shared settings of every point, below those of the grid. `slo`: limits per request in milliseconds by
-    metric id, such as `{"ttft": 500, "tpot": 50}`, for goodput.
+    metric id, such as `{"ttft": 500, "tpot": 50}`, for goodput. `leases`: kinds of resource that it leases itself with
+    `measure.lease`, so that its points are skipped where one of them cannot be had.
     """
     import pytest
 
     def decorate(function: F) -> F:
         marked: F = pytest.mark.neuronbench(
-            lane=lane, grid=grid, backends=tuple(backends) if backends else None, params=params or {}, slo=slo or {}
+            lane=lane,
+            grid=grid,
+            backends=tuple(backends) if backends else None,
+            params=params or {},
+            slo=slo or {},
+            leases=tuple(leases),
         )(function)
         return marked
 

@@ -159,6 +159,8 @@ DEFINITIONS: Final = _table(
     ("merge_time", "s", "lower", "merging the adapter into the weights and writing them"),
     ("ship_time", "s", "lower", "into the store and back, digests verified"),
     ("train_to_serve_time", "s", "lower", "training done → first verified token of the server of its weights"),
+    ("taught", "share", "higher", "prompts that were not trained on, answered in the form that training taught / all"),
+    ("vs_base", "", None, "what the tuned model's server did / the same of the base model's in this session"),
     ("cost_per_1m_tokens", "USD", "lower", "hourly price / 3600 / rate × 1e6"),
 )
 

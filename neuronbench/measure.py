@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from neuronbench.definitions import DEFINITIONS
-from neuronbench.model import Better, Gate, Metric, closest
+from neuronbench.model import Better, Gate, Json, Metric, closest
 from neuronbench.protocols import CompiledModel, Endpoint, Resource, Trainer
 from neuronbench.protocols import DeadlineExceeded as DeadlineExceeded
 from neuronbench.protocols import PointFailure as PointFailure
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from neuronbench.records import OpenRecord
     from neuronbench.session import Session
     from neuronbench.training import TrainJob
+    from neuronbench.weights import Shipped
 
 
 class SloMiss(AssertionError):
@@ -272,6 +274,51 @@ class Measure:
         from neuronbench import measure_training
 
         return measure_training.compare(self._opened, one, other, same=False)
+
+    @contextmanager
+    def lease(self, kind: str, **changes: Json) -> Iterator[Any]:
+        """Lease a resource for a part of the point: `with measure.lease("trainer") as trainer:`.
+
+        For benchmarks that need several, one after the other, or one that they make themselves; say which kinds with
+        `nb.bench(leases=...)`, so that points are skipped where there is none. `changes` are parameters of the point
+        that differ for this resource, such as `model="file:/tmp/merged"` or `world_size=2`. It stays alive for later
+        leases of an equal spec until its cores are needed. The record lists all that were leased, in order.
+
+        Raises `PointFailure` when this backend cannot do it, `BootError` when it does not come up.
+        """
+        from neuronbench import measure_handover
+
+        with measure_handover.lease(self._session, self._opened, kind, changes) as resource:
+            yield resource
+
+    def ship(
+        self, folder: Path, *, into: Path, store: str | None = None, files: Mapping[str, Json] | None = None
+    ) -> Shipped:
+        """Put the model in `folder` into a store and get it out of it as `into`; every byte is hashed on both ways.
+
+        `store`: `s3://BUCKET/PREFIX` or a folder, which keep it; by default a folder beside `into`. `files`: what
+        `folder` has to hold, as `Trainer.export` said it. Records `ship_time` and the hash of every file. Raises
+        `PointFailure` with both hashes when something is not what it was.
+        """
+        from neuronbench import measure_handover
+
+        place = store or str(into.with_name(f"{into.name}-store"))
+        return measure_handover.ship(self._session, self._opened, folder, into=into, place=place, files=files)
+
+    def same_weights(self, endpoint: Endpoint, shipped: Shipped) -> None:
+        """Record that the server loaded what was shipped; raises `PointFailure` with both hashes if it did not."""
+        from neuronbench import measure_handover
+
+        measure_handover.same_weights(self._opened, endpoint, shipped)
+
+    def answers(self, endpoint: Endpoint, prompts: Sequence[str], *, max_tokens: int = 32) -> list[str]:
+        """What a chat model answers to single questions, greedily, one after the other; kept in `answers.jsonl`.
+
+        Outside any window: nothing is timed. Raises `PointFailure` when an answer does not come.
+        """
+        from neuronbench import measure_handover
+
+        return measure_handover.answers(self._session, self._opened, endpoint, prompts, max_tokens=max_tokens)
 
     def host_floor(self, *, seconds: float = 0.5, model: str | None = None) -> dict[str, Metric]:
         """Measure what this host can do at best, each figure in a window of `seconds`; later records cite this one.

@@ -101,10 +101,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> Ge
     made = [_point_of(item, constants) for item in benches]
     for item in benches:
         item.stash[REPEAT] = item.callspec.params["nb_repeat"]
-        item.stash[NEEDS] = tuple(kind for kind in RESOURCE_FIXTURES if kind in item.fixturenames)
+        fixtures = [kind for kind in RESOURCE_FIXTURES if kind in item.fixturenames]
+        item.stash[NEEDS] = tuple(dict.fromkeys([*fixtures, *mark_of(item).get("leases", ())]))
     if session is not None and session.settings.endpoint:
         made = [
-            session.at_endpoint(point) if "endpoint" in item.stash[NEEDS] else point
+            session.at_endpoint(point) if "endpoint" in item.fixturenames else point
             for item, point in zip(benches, made, strict=True)
         ]
     for item, point in zip(benches, points.unique_ids(made), strict=True):

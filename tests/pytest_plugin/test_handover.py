@@ -1,0 +1,175 @@
+"""Resources leased one after another within a point, weights shipped to a server, and what fails when they differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LEASES = """
+@nb.bench(lane="e2e", leases=("trainer", "endpoint"), params={"model": "base"})
+def bench_it(measure, point):
+    with measure.lease("trainer") as trainer:
+        assert trainer.world_size == 1
+        assert trainer.alive()
+    with measure.lease("endpoint", model="tuned") as endpoint:
+        assert endpoint.spec.settings["model"] == "tuned"
+    with measure.lease("endpoint") as endpoint:
+        assert endpoint.spec.settings["model"] == "base"
+    with measure.lease("trainer", world_size=2) as trainer:
+        assert trainer.world_size == 2
+    measure.metric("loss", 1.0, stat="last")
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_process_and_cache(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.in_process = False
+    monkeypatch.setenv("NEURONBENCH_CACHE_DIR", str(project.path / "cache"))
+
+
+def test_resources_one_after_another(project: Any) -> None:
+    """The fake endpoint needs both cores, so each lease makes room for itself."""
+    project.bench(LEASES)
+    project.run("-m", "fake and e2e").assert_outcomes(passed=1)
+    assert project.events("boot", "stop") == [("boot", "tuned"), ("stop", "tuned"), ("boot", "base"), ("stop", "base")]
+    (record,) = project.records()
+    leases = record["workload"]["leases"]
+    assert [(one["kind"], one["spec"].get("model"), one["spec"].get("world_size")) for one in leases] == [
+        ("trainer", None, 1), ("endpoint", "tuned", None), ("endpoint", "base", None), ("trainer", None, 2),
+    ]  # fmt: skip
+    assert record["resource"]["id"] == leases[0]["id"]
+    boots = {f"{boot['session']}/{boot['name']}" for boot in project.records("boot")}
+    assert {one["boot_receipt"] for one in leases} == boots
+    assert len(boots) == 4
+
+
+def test_where_a_resource_cannot_be_had_the_point_is_skipped_before_anything_boots(project: Any) -> None:
+    project.bench(LEASES)
+    result = project.run("-m", "truth and e2e", "-rs")  # the truth backend offers endpoints only
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*no installed plugin offers an 'trainer'*"])
+    assert project.events("boot") == []
+
+
+def test_a_lease_that_cannot_be_is_an_error_with_its_reason(project: Any) -> None:
+    project.bench(
+        """
+@pytest.mark.parametrize("asked", ["too-large", "broken"])
+@nb.bench(lane="e2e", leases=("endpoint",))
+def bench_it(measure, asked):
+    with measure.lease("endpoint", model=asked):
+        raise AssertionError("never reached")
+"""
+    )
+    project.run("-m", "fake").assert_outcomes(failed=2)
+    errors = {record["point"]["params"]["asked"]: record for record in project.records()}
+    assert errors["too-large"]["outcome"] == errors["broken"]["outcome"] == "error"
+    assert errors["too-large"]["error"]["kind"] == "unsupported"
+    assert "too-large does not fit" in errors["too-large"]["error"]["message"]
+    assert errors["broken"]["error"]["causal_line"] == "ValueError: header too large"
+    (boot,) = project.records("boot")
+    assert errors["broken"]["resource"]["boot_receipt"] == f"{boot['session']}/{boot['name']}"
+
+
+def test_a_server_of_somebody_else_cannot_serve_what_the_point_makes(project: Any) -> None:
+    project.bench(
+        """
+@nb.bench(lane="e2e", leases=("endpoint",), params={"model": "base"})
+def bench_it(measure):
+    with measure.lease("endpoint", model="file:/tmp/mine"):
+        raise AssertionError("never reached")
+"""
+    )
+    project.run("-m", "fake", "--nb-endpoint", "http://127.0.0.1:9").assert_outcomes(failed=1)
+    (record,) = project.records()
+    assert "--nb-endpoint" in record["error"]["message"]
+
+
+SHIP = """
+import hashlib, http.server, json, pathlib, threading
+from neuronbench import modelfiles
+
+def files(folder):
+    return {path.name: {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size}
+            for path in folder.iterdir()}
+
+class Chat(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = "Station log: " + asked["messages"][0]["content"].upper()
+        assert (asked["temperature"], asked["max_tokens"], self.path) == (0, 8, "/v1/chat/completions")
+        body = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+        if "fail" in asked["messages"][0]["content"]:
+            body = b"{}"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *args):
+        pass
+
+def serve(endpoint, folder, cache):
+    hashes = modelfiles.digests(folder, cache_dir=cache)
+    endpoint.facts = {"model": {"weights_digest": modelfiles.combined(hashes), "files": hashes}}
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Chat)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint.base_url = f"http://127.0.0.1:{server.server_address[1]}"
+    return server
+
+@pytest.mark.parametrize("fault", ["none", "export", "served", "answer"])
+@nb.bench(lane="e2e", leases=("endpoint",))
+def bench_it(measure, fault, tmp_path):
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    (exported / "config.json").write_text("{}")
+    (exported / "model.safetensors").write_bytes(b"trained")
+    told = files(exported)
+    if fault == "export":
+        (exported / "model.safetensors").write_bytes(b"another")
+    shipped = measure.ship(exported, into=tmp_path / "there", files=told)
+    if fault == "served":
+        (tmp_path / "there" / "model.safetensors").write_bytes(b"another")
+    with measure.lease("endpoint", model="there") as endpoint:
+        server = serve(endpoint, tmp_path / "there", tmp_path)
+        try:
+            measure.same_weights(endpoint, shipped)
+            given = measure.answers(endpoint, ["hello", "fail" if fault == "answer" else "you"], max_tokens=8)
+        finally:
+            server.shutdown()
+            server.server_close()
+    assert given == ["Station log: HELLO", "Station log: YOU"]
+"""
+
+
+def test_what_is_served_is_what_was_shipped_or_the_point_fails_with_both_hashes(project: Any) -> None:
+    import hashlib
+
+    trained, another = (hashlib.sha256(word).hexdigest() for word in (b"trained", b"another"))
+    project.bench(SHIP)
+    project.run("-m", "fake and e2e").assert_outcomes(passed=1, failed=3)
+    records = {record["point"]["params"]["fault"]: record for record in project.records()}
+    good = records["none"]
+    assert {gate["id"]: gate["passed"] for gate in good["gates"]} == {"shipped_whole": True, "served_is_trained": True}
+    assert good["metrics"]["ship_time_s"]["value"] > 0
+    assert good["workload"]["shipped"]["files"]["model.safetensors"] == {"bytes": 7, "sha256": trained}
+    folder = Path(project.receipts / good["session"] / good["name"])
+    lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    assert [line["answer"] for line in lines] == ["Station log: HELLO", "Station log: YOU"]
+
+    export = records["export"]
+    assert (export["outcome"], export["error"]["kind"]) == ("error", "weights_mismatch")
+    assert trained in export["error"]["message"]
+    assert another in export["error"]["message"]
+    served = records["served"]
+    assert (served["outcome"], served["error"]["kind"]) == ("error", "weights_mismatch")
+    (gate,) = [gate for gate in served["gates"] if gate["id"] == "served_is_trained"]
+    assert gate["passed"] is False
+    assert gate["observed"] in served["error"]["message"]
+    assert gate["limit"] in served["error"]["message"]
+    assert gate["observed"] != gate["limit"]
+    assert "model.safetensors" in served["error"]["message"]
+    assert served["validity"] == "invalid"
+    assert records["answer"]["error"]["kind"] == "generation_failed"
