@@ -181,7 +181,7 @@ _NUMBER: Final = frozenset({int, float, type(None)})
 
 
 @lru_cache(maxsize=4096)
-def _identity(definition: str, stat: str, unit: str) -> tuple[str, int, str]:
+def metric_identity(definition: str, stat: str, unit: str) -> tuple[str, int, str]:
     """Id and version of a definition, and the key of a metric of it; raises `ValueError` for another form."""
     id_, _, version = definition.partition("@")
     if not id_:
@@ -189,7 +189,7 @@ def _identity(definition: str, stat: str, unit: str) -> tuple[str, int, str]:
     return id_, int(version), Metric(id=id_, value=None, unit=unit, stat=stat).key
 
 
-def _metric(key: str, f: Fields) -> Metric:
+def decode_metric(key: str, f: Fields) -> Metric:
     # There are dozens in each record and reports read ten thousand records, so the usual case is checked in one go.
     get = f.data.get
     definition, stat, unit, note = get("definition"), get("stat", ""), get("unit"), get("note", "")
@@ -207,7 +207,7 @@ def _metric(key: str, f: Fields) -> Metric:
     if better not in ("lower", "higher", None):
         raise f.fail("better", "lower, higher or null")
     try:
-        id_, version, expected = _identity(definition, stat, unit)
+        id_, version, expected = metric_identity(definition, stat, unit)
     except ValueError:
         raise f.fail("definition", "id@version") from None
     if expected != key:
@@ -271,7 +271,7 @@ def decode_record(document: Json, path: Path) -> Record:
         repeat=f.whole("repeat"),
         kind=f.one_of("kind", "point", "boot", "compile", "summary"),
         provenance=f.choice("provenance", Provenance),
-        metrics={key: _metric(key, metrics.at(key)) for key in metrics.data},
+        metrics={key: decode_metric(key, metrics.at(key)) for key in metrics.data},
         gates=[_gate(gate) for gate in f.each("gates")],
         resource=None if f.data.get("resource") is None else _resource(f.at("resource")),
         environment=Environment(facts=FrozenMap(environment.mapping("facts")), key=environment.text("key")),

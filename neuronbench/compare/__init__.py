@@ -1,0 +1,25 @@
+"""Two sets of receipts beside each other: what has changed, what has not, and what cannot be said.
+
+Pure: it reads receipts and returns data. See README.md for the rules.
+"""
+
+from neuronbench.compare.noise import Bands
+from neuronbench.compare.protocol import Difference
+from neuronbench.compare.result import Comparison, OutcomeChange, Row, Verdict
+from neuronbench.compare.selecting import SelectionError, Selector, Side, split_by
+from neuronbench.compare.verdicts import Options, compare
+
+__all__ = [
+    "Bands",
+    "Comparison",
+    "Difference",
+    "Options",
+    "OutcomeChange",
+    "Row",
+    "SelectionError",
+    "Selector",
+    "Side",
+    "Verdict",
+    "compare",
+    "split_by",
+]
