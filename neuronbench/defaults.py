@@ -111,7 +111,7 @@ def _training_lanes() -> list[LaneInfo]:
             "checkpoint",
             "What saving and restoring costs, and whether training goes on as if nothing had happened",
             "checkpoint_time_mean_s",
-            "checkpoint_size_max_bytes",
+            "checkpoint_size_bytes",
             "restore_time_s",
             "step_time_p50_ms",
             "loss_difference_max",

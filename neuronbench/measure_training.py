@@ -308,10 +308,13 @@ def _reduced(
     facts: dict[str, Any],
     check_loss: bool,
 ) -> Trained:
+    from neuronbench.training.holdout import holdout, loss_falls_gate
     from neuronbench.training.reduce import reduce
 
     record = opened.record
-    metrics, gates, more = reduce(found, peak=trainer.peak, cores=trainer.cores, check_loss=check_loss)
+    metrics, gates, more = reduce(found, peak=trainer.peak, cores=trainer.cores)
+    metrics += holdout(found)
+    gates += [loss_falls_gate(found)] if check_loss else []
     # The metrics of a second run in the same record are left out, for a result is never overwritten.
     record.add(*(each for each in metrics if each.key not in record.metrics))
     record.gate(*gates)

@@ -24,6 +24,7 @@ Loaded by a worker (see `neuronbench.testing.toy_trainer`), never imported. What
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -102,9 +103,7 @@ class Handler:
     @staticmethod
     def _lengths(job: dict[str, Any]) -> list[int]:
         """Tokens of each sequence that are not padding."""
-        count, size = job["dataset_limit"] or EXAMPLES, job["sequence_length"]
-        draw = random.Random(job["dataset"])
-        return [size if job["packing"] else draw.randint(size // 2, size) for _ in range(count)]
+        return drawn(job["dataset"], job["dataset_limit"] or EXAMPLES, job["sequence_length"], job["packing"])
 
     # -- training
 
@@ -206,7 +205,7 @@ class Handler:
     def _taken(self, job: dict[str, Any], step: int, rank: int) -> list[int]:
         """Lengths of the sequences that a rank takes in a step."""
         lengths = self._lengths(job)
-        del lengths[len(lengths) - round(len(lengths) * job["holdout"]) :]
+        lengths = lengths[: len(lengths) - round(len(lengths) * job["holdout"])]
         count = job["batch_size"] * job["accumulation"]
         at = ((step - 1) * job["world_size"] + rank) * count
         return [lengths[(at + index) % len(lengths)] for index in range(count)]
@@ -295,6 +294,12 @@ class Handler:
         elif how == "hang":
             print("about to hang", flush=True)
             time.sleep(600)
+
+
+@functools.cache
+def drawn(name: str, count: int, size: int, packed: bool) -> list[int]:
+    draw = random.Random(name)
+    return [size if packed else draw.randint(size // 2, size) for _ in range(count)]
 
 
 def sha256(values: list[Any]) -> str:
