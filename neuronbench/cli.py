@@ -11,7 +11,22 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from neuronbench.commands import calibrate, doctor, host, import_, list_, load, models, plugins, push, reap, ui, weights
+from neuronbench.commands import (
+    calibrate,
+    compare,
+    doctor,
+    history,
+    host,
+    import_,
+    list_,
+    load,
+    models,
+    plugins,
+    push,
+    reap,
+    ui,
+    weights,
+)
 from neuronbench.config import ConfigError
 from neuronbench.plugins import PluginError, Plugins, PluginWarning
 
@@ -55,6 +70,10 @@ def build(found: Plugins) -> typer.Typer:
 
     app.command("doctor", short_help="Is this machine fit to measure? What to do if not.")(doctor.doctor)
     app.command("list", short_help="What was measured: sessions, or the points of one.")(list_.list_receipts)
+    app.command("compare", short_help="Two sets of results: what changed, what did not, what cannot be said.")(
+        compare.compare
+    )
+    app.command("history", short_help="Metrics over sessions, and where they jumped.")(history.history)
     app.command("plugins", short_help="What is installed, and what is left out and why.")(plugins.plugins)
     app.add_typer(models.app, name="models", short_help="The models that are known; fetch one.")
     app.add_typer(weights.app, name="weights", short_help="Trained models by digest: put, get, verify.")

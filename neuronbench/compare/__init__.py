@@ -6,10 +6,12 @@ Pure: it reads receipts and returns data. See README.md for the rules.
 from neuronbench.compare.noise import Bands
 from neuronbench.compare.protocol import Difference
 from neuronbench.compare.result import Comparison, OutcomeChange, Row, Verdict
-from neuronbench.compare.selecting import SelectionError, Selector, Side, split_by
+from neuronbench.compare.selecting import BOOTS, KINDS, SelectionError, Selector, Side, split_by
 from neuronbench.compare.verdicts import Options, compare
 
 __all__ = [
+    "BOOTS",
+    "KINDS",
     "Bands",
     "Comparison",
     "Difference",

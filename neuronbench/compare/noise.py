@@ -73,9 +73,9 @@ class Bands:
 
     def band(self, kind: MetricKind, lane: str, *, log: bool) -> tuple[float, float, str]:
         """Relative band (or the absolute one of a share), absolute floor in the metric's unit, and who says so."""
-        for name in (kind.key, f"{kind.id}_{kind.stat}" if kind.stat else kind.id, kind.id):
+        for name in (kind.key, f"{kind.id}_{kind.stat}" if kind.stat else kind.id, kind.id, "*"):
             if name in self.given:
-                return self.given[name], 0.0, f"--noise-floor {name}"
+                return self.given[name], 0.0, "--noise-floor" + ("" if name == "*" else f" {name}")
         said = self.policy(kind.key, lane)
         if said:
             return float(said.get("band", 0.0)), float(said.get("floor", 0.0)), f"policy of a plugin for {kind.key}"

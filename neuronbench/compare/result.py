@@ -148,7 +148,7 @@ class Overall:
     change: float
     low: float | None
     high: float | None
-    """Over points, at 95 %; None for a single point."""
+    """Over points, at 95 %; None for two points."""
 
     def to_json(self) -> dict[str, Json]:
         return {

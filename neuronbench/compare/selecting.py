@@ -14,16 +14,6 @@ from neuronbench.model import Json, Outcome, Validity, canonical_json
 from neuronbench.receipts import ReceiptError, ReceiptStore, accuracy_evidence
 from neuronbench.receipts.receipt import RECORD
 
-GRAMMAR: Final = """\
-latest, latest~1, latest~2     the youngest session, the one before it, ...
-20261130-0408                  a session: its id or the start of it; imported sets have one too
-20261130-040810-cf1a/NAME      one receipt
-tag:release=1.2, commit:3f2a   every receipt with that tag, or measured at that commit
-path/to/folder                 a receipt, a session's folder, or a folder of sessions, from anywhere
-mlflow:RUN, mlflow:SESSION     a run of MLflow, or all runs of a session there
-A,B                            both together: their repeats count as one set
-A@backend=trn2                 of A only what has that backend, lane or parameter (several: @k=v@k=v)"""
-
 KINDS: Final = ("point",)
 BOOTS: Final = ("point", "boot", "compile")
 Resolve = Callable[[str], Sequence[Path]]
@@ -74,24 +64,25 @@ class Selector:
 
     def side(self, asked: str) -> Side:
         """The set that `asked` means. Raises `SelectionError` when it means nothing or holds no receipt."""
-        text, filters = _filters(asked)
-        parts = [text] if os.path.isdir(text) else [part for part in text.split(",") if part]
-        folders: dict[Path, None] = {}
-        chosen: list[Reading] = []
-        for part in parts:
-            head, _, rest = part.partition(":")
-            if head in ("tag", "commit") and rest:
-                chosen += self._everywhere(_wanted(head, rest))
-            else:
-                folders.update(dict.fromkeys(self.folders(part)))
-        chosen += self._read(folders)
-        found = {reading.path: reading for reading in chosen}
-        kept = [r for r in found.values() if r.kind in self.kinds and all(_has(r, *pair) for pair in filters)]
+        kept: dict[Path, Reading] = {}
+        seen = 0
+        for part in [asked] if os.path.isdir(asked) else [part for part in asked.split(",") if part]:
+            text, filters = _filters(part)
+            chosen = self._chosen(text)
+            seen += len(chosen)
+            fit = (r for r in chosen if r.kind in self.kinds and all(_has(r, *pair) for pair in filters))
+            kept.update((reading.path, reading) for reading in fit)
         if not kept:
-            why = f"none of its {len(found)} receipts is meant" if found else "there is no receipt"
+            why = f"none of its {seen} receipts is meant" if seen else "there is no receipt"
             raise SelectionError(f"{asked!r}: {why}" + (f"; {self.problems[-1]}" if self.problems else ""))
-        kept.sort(key=lambda reading: (reading.started_at, reading.session, reading.name))
-        return side(asked, kept)
+        readings = sorted(kept.values(), key=lambda reading: (reading.started_at, reading.session, reading.name))
+        return side(asked, readings)
+
+    def _chosen(self, part: str) -> list[Reading]:
+        head, _, rest = part.partition(":")
+        if head in ("tag", "commit") and rest:
+            return self._everywhere(_wanted(head, rest))
+        return self._read(self.folders(part))
 
     def side_of(self, session: str) -> list[Reading]:
         """The readings of one session of the store."""

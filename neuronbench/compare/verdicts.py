@@ -24,6 +24,8 @@ INVALID: Final = "invalid"
 """`--allow invalid`: records that a gate has failed are compared too, and marked."""
 _USUAL: Final = ("", "p50", "p99", "mean")
 _FEW: Final = 8
+_MEAN_FROM: Final = 3
+"""Points from which on a mean over points has an interval."""
 _BOOT_KEYS: Final = ("boot_time_s", "compile_time_s", "load_time_s", "artifact_size_bytes")
 
 History = Mapping[tuple[str, str], Sequence[Sequence[Reading]]]
@@ -60,8 +62,7 @@ def compare(base: Side, head: Side, options: Options | None = None) -> Compariso
             rows += here
             blanks += [(pair.label, key, why) for key, why in empty.items()]
     rows = _judged(rows)
-    order = list(Verdict)
-    rows.sort(key=lambda row: (order.index(row.verdict), -row.severity))
+    rows.sort(key=_worst_first(rows))
     changes.sort(key=lambda change: (not change.worse, change.kind in ("gone", "new"), change.kind))
     return Comparison(
         base=_described(base),
@@ -72,6 +73,16 @@ def compare(base: Side, head: Side, options: Options | None = None) -> Compariso
         overall=_overall(rows),
         notes=_told(blanks),
     )
+
+
+def _worst_first(rows: Sequence[Row]) -> Callable[[Row], tuple[int, float, str, float]]:
+    """By verdict, then by the largest change of a point, whose rows stay together."""
+    order = {verdict: index for index, verdict in enumerate(Verdict)}
+    largest: dict[tuple[Verdict, str], float] = {}
+    for row in rows:
+        key = (row.verdict, row.point)
+        largest[key] = max(largest.get(key, 0.0), row.severity)
+    return lambda row: (order[row.verdict], -largest[row.verdict, row.point], row.point, -row.severity)
 
 
 def _blanks(kinds: Mapping[str, MetricKind], readings: Sequence[Reading]) -> dict[str, str]:
@@ -370,6 +381,9 @@ def _overall(rows: Sequence[Row]) -> list[Overall]:
             continue
         changes = [row.change or 0.0 for row in members]
         mean, n = statistics.fmean(changes), len(changes)
+        if n < _MEAN_FROM:
+            found.append(Overall(metric=members[0].metric, points=n, change=mean, low=None, high=None))
+            continue
         half = float(stdtrit(n - 1, 1 - intervals.ALPHA / 2)) * statistics.stdev(changes) / math.sqrt(n)
         found.append(Overall(metric=members[0].metric, points=n, change=mean, low=mean - half, high=mean + half))
     return found
