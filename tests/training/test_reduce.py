@@ -1,0 +1,207 @@
+"""From step logs written by hand to numbers known by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from neuronbench.model import Gate, Metric
+from neuronbench.protocols import Peak
+from neuronbench.training.reduce import reduce
+from neuronbench.training.steps import RankLog, Steps
+
+MS = 1_000_000
+PARAMETERS = {
+    "trainable": 100, "frozen": 900, "total": 1000, "optimizer": 100, "adapter": True, "layers": 0, "hidden": 0,
+    "embedding": 0, "tied": True,
+}  # fmt: skip
+PEAK = Peak(flops=1e9, dtype="bfloat16", source="a document", date="2026-01-01")
+
+
+def log(
+    *,
+    rank: int = 0,
+    world: int = 1,
+    shard: int | None = None,
+    shards: int | None = None,
+    steps: int = 7,
+    step_ms: float = 100.0,
+    gap_ms: float = 0.0,
+    tail_ms: float = 0.0,
+    first_ms: float = 1000.0,
+    losses: list[float] | None = None,
+    checkpoint_after: int | None = None,
+    checkpoint_ms: float = 500.0,
+    tokens: int = 90,
+    padding: int = 10,
+    parameters: dict[str, Any] | None = None,
+    dataset: dict[str, Any] | None = None,
+    resumed_from: int = 0,
+) -> RankLog:
+    now, rows, saved = 10_000 * MS, [], []
+    begun = now
+    for index in range(steps):
+        now += round(gap_ms * MS) if index else 0
+        begin = now
+        now += round((first_ms if index == 0 else step_ms) * MS)
+        rows.append(
+            {
+                "kind": "step", "step": resumed_from + index + 1, "begin_ns": begin, "returned_ns": begin + 1,
+                "end_ns": now, "loss": losses[index] if losses else 3.0 - 0.1 * index, "grad_norm": 1.0,
+                "learning_rate": 1e-4, "tokens": tokens, "padding_tokens": padding, "sequences": 2, "micro_batches": 1,
+            }
+        )  # fmt: skip
+        if index + 1 == checkpoint_after:
+            saved.append(
+                {
+                    "kind": "checkpoint", "step": index + 1, "begin_ns": now, "end_ns": now + round(checkpoint_ms * MS),
+                    "bytes": 77, "digest": "d",
+                }
+            )  # fmt: skip
+            now += round(checkpoint_ms * MS)
+    consumed = {"sequences": 2 * steps * (shards or world), "tokens": tokens * steps * (shards or world),
+                "padding_tokens": padding * steps * (shards or world)}  # fmt: skip
+    return RankLog(
+        rank=rank,
+        start={
+            "rank": rank, "world_size": world, "data_shard": [rank if shard is None else shard, shards or world],
+            "barrier": "toy", "parameters": {**PARAMETERS, **(parameters or {})}, "recompute": False,
+            "attention": "causal", "resumed_from": resumed_from,
+            "dataset": {
+                "sequences": 50, "tokens": 2250, "padding_tokens": 250, "consumed": consumed, **(dataset or {}),
+            },
+        },
+        steps=rows,
+        checkpoints=saved,
+        end={"kind": "end", "train_begin_ns": begun, "train_end_ns": now + round(tail_ms * MS), "reason": "done"},
+    )  # fmt: skip
+
+
+def reduced(*logs: RankLog, peak: Peak | None = PEAK, **more: Any) -> tuple[dict[str, Metric], dict[str, Gate], Any]:
+    metrics, gates, facts = reduce(Steps(ranks=logs), peak=peak, cores=1, **more)
+    return {metric.key: metric for metric in metrics}, {gate.id: gate for gate in gates}, facts
+
+
+def failed(gates: dict[str, Gate]) -> set[str]:
+    return {name for name, gate in gates.items() if gate.passed is False}
+
+
+def test_an_honest_run() -> None:
+    metrics, gates, facts = reduced(log())
+    assert failed(gates) == set()
+    assert metrics["step_time_p50_ms"].value == 100.0
+    assert metrics["step_time_wall_ms"].value == 100.0
+    assert metrics["train_throughput_tok_s"].value == pytest.approx(900.0)  # 90 tokens in 0.1 s; the first step is out
+    assert metrics["train_throughput_padded_tok_s"].value == pytest.approx(1000.0)
+    assert metrics["train_throughput_barrier_tok_s"].value == pytest.approx(900.0)
+    assert metrics["padding_share_share"].value == pytest.approx(0.1)
+    assert metrics["first_step_time_s"].value == 1.0
+    assert metrics["tokens_tokens"].value == 7 * 90
+    assert metrics["mfu_pct"].value == pytest.approx(100 * (600 + 3600) * 900 / 1e9)
+    assert metrics["retention_vs_first_pct"].value == pytest.approx(100.0)
+    assert (metrics["loss_first"].value, metrics["loss_last"].value) == (3.0, pytest.approx(2.4))
+    assert "6·100 trainable + 4·900 frozen" in facts["flops"]["formula"]
+    assert facts["peak"]["source"] == "a document"
+
+
+def test_what_escapes_the_timers_between_steps_and_at_the_end_is_found() -> None:
+    for changes in ({"gap_ms": 10.0}, {"tail_ms": 100.0}):
+        metrics, gates, _ = reduced(log(**changes))
+        assert failed(gates) == {"timer_escapes_device"}
+        assert metrics["train_throughput_tok_s"].value < metrics["train_throughput_barrier_tok_s"].value  # type: ignore[operator]
+    assert failed(reduced(log(gap_ms=4.0))[1]) == set()  # under 5 %
+
+
+def test_checkpoints_are_in_no_rate() -> None:
+    metrics, gates, facts = reduced(log(checkpoint_after=3))
+    assert failed(gates) == set()
+    assert metrics["train_throughput_tok_s"].value == pytest.approx(900.0)
+    assert "1 checkpoints" in metrics["step_time_wall_ms"].note
+    assert metrics["checkpoint_time_mean_s"].value == 0.5
+    assert metrics["checkpoint_size_bytes"].value == 77
+    assert facts["window"]["taken_out_s"] == 0.5
+    assert metrics["train_wall_s"].value == pytest.approx(1.0 + 0.6 + 0.5)  # of the whole it is a part
+
+
+def test_tokens_of_ranks_that_share_a_shard_count_once() -> None:
+    two = [log(rank=rank, world=2) for rank in range(2)]
+    assert reduced(*two)[0]["train_throughput_tok_s"].value == pytest.approx(1800.0)
+    tensor = [log(rank=rank, world=2, shard=0, shards=1) for rank in range(2)]
+    assert reduced(*tensor)[0]["train_throughput_tok_s"].value == pytest.approx(900.0)
+    assert failed(reduced(*tensor)[1]) == set()
+    torn = [log(rank=0, world=2, shard=0, shards=1), log(rank=1, world=2, shard=0, shards=1, tokens=80, padding=20)]
+    assert failed(reduced(*torn)[1]) == {"tokens_counted"}
+
+
+def test_the_slowest_rank_is_what_a_step_takes() -> None:
+    metrics, gates, _ = reduced(log(rank=0, world=2), log(rank=1, world=2, step_ms=120.0))
+    assert metrics["step_time_p50_ms"].value == 120.0
+    assert metrics["step_time_wall_ms"].value == pytest.approx(120.0)
+    assert failed(gates) == set()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_numbers_end_before_the_first_loss_that_is_not_finite(bad: float) -> None:
+    losses = [3.0, 2.9, 2.8, 2.7, 2.6, bad, 1.0]
+    metrics, gates, _ = reduced(log(losses=losses))
+    assert failed(gates) == {"non_finite_loss"}
+    assert gates["non_finite_loss"].observed == 6
+    assert metrics["step_time_p50_ms"].n == 4
+    assert metrics["train_throughput_tok_s"].value == pytest.approx(900.0)
+    assert metrics["loss_min"].value == 1.0
+    assert "not finite" in metrics["loss_last"].note
+    assert reduced(log(losses=losses), check_loss=False)[1]["non_finite_loss"].severity == "info"
+
+
+def test_a_bad_loss_at_once_leaves_no_rate() -> None:
+    metrics, gates, _ = reduced(log(losses=[math.nan] * 7))
+    assert metrics["train_throughput_tok_s"].value is None
+    assert metrics["mfu_pct"].value is None
+    assert metrics["loss_first"].value is None
+    assert gates["timer_escapes_device"].passed is None
+    assert "steps_enough" in failed(gates)
+
+
+def test_one_step_is_no_rate() -> None:
+    metrics, gates, _ = reduced(log(steps=1))
+    assert metrics["train_throughput_tok_s"].value is None
+    assert "first" in metrics["train_throughput_tok_s"].note
+    assert metrics["step_time_wall_ms"].value is None
+    assert gates["steps_enough"].severity == "provisional"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"trainable": 1000, "frozen": 0}, "nothing is frozen"),
+        ({"optimizer": 1000}, "optimiser holds 1,000"),
+        ({"trainable": 0, "frozen": 1000, "optimizer": 0}, "nothing is trainable"),
+        ({"total": 5}, "are not 5"),
+    ],
+)
+def test_parameters_that_cannot_be(parameters: dict[str, int], words: str) -> None:
+    gate = reduced(log(parameters=parameters))[1]["parameters_consistent"]
+    assert gate.passed is False
+    assert words in gate.message
+
+
+def test_tokens_are_those_that_were_due() -> None:
+    wrong = {"consumed": {"sequences": 14, "tokens": 1, "padding_tokens": 2}}
+    assert failed(reduced(log(dataset=wrong))[1]) == {"tokens_counted"}
+    assert failed(reduced(log(tokens=100, padding=0, dataset={"consumed": None}))[1]) == {"tokens_counted"}
+    assert failed(reduced(log(tokens=200, padding=10, dataset={"consumed": None}))[1]) == {"tokens_counted"}
+    assert reduced(log(dataset={"consumed": None}))[1]["tokens_counted"].passed is None
+    assert reduced(log(resumed_from=4))[1]["tokens_counted"].passed is None  # part of a run: bounds only
+
+
+def test_no_utilisation_without_a_peak_and_none_above_it() -> None:
+    metrics, gates, _ = reduced(log(), peak=None)
+    assert metrics["mfu_pct"].value is None
+    assert metrics["mfu_pct"].note
+    assert gates["implausible"].passed is None
+    small = Peak(flops=1e6, dtype="float32", source="s", date="2026-01-01")
+    assert "implausible" in failed(reduced(log(), peak=small)[1])
+    missing = log(parameters={"trainable": None})
+    assert reduced(missing)[0]["mfu_pct"].value is None
