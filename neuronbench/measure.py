@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from neuronbench.load.reduce import Reduction
     from neuronbench.load.workload import Warmup
     from neuronbench.measure_device import Timed
+    from neuronbench.measure_ladder import Ladder
     from neuronbench.measure_training import Trained
     from neuronbench.records import OpenRecord
     from neuronbench.session import Session
@@ -290,6 +291,19 @@ class Measure:
 
         with measure_handover.lease(self._session, self._opened, kind, changes) as resource:
             yield resource
+
+    def ladder(
+        self, values: Sequence[int], attempt: Callable[[int], Any], *, metric: str, resolution: int = 1
+    ) -> Ladder:
+        """Call `attempt(value)` for rising `values` until it raises `PointFailure` or `BootError`, then bisect.
+
+        Bisecting ends when the largest value that passed and the smallest that failed are `resolution` apart; values in
+        between are multiples of it above the one that passed. Records `metric` (`largest_batch`, `largest_context`)
+        with the class of the failure as note, and every rung in the record's workload. A failed first rung is raised.
+        """
+        from neuronbench import measure_ladder
+
+        return measure_ladder.climb(self._session, self._opened, values, attempt, id=metric, resolution=resolution)
 
     def ship(
         self, folder: Path, *, into: Path, store: str | None = None, files: Mapping[str, Json] | None = None
