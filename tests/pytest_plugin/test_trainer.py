@@ -20,12 +20,10 @@ JOB = {
     "work_ms": 6.0,
 }
 BENCH = """
-from neuronbench.training import TrainJob
-
 @pytest.mark.parametrize("behaviour", {behaviours!r})
 @nb.bench(lane="lora_sft", params={params!r})
 def bench_it(trainer, measure, point, behaviour):
-    measure.train(trainer, TrainJob.from_point(point))
+    measure.train(trainer, nb.TrainJob.from_point(point))
 """
 
 
@@ -87,55 +85,69 @@ def test_a_run_is_recorded_and_a_lazy_device_gives_the_same_rates_by_barrier_and
     begin, returned, end, tokens = (lazy[name].to_numpy() for name in ("begin_ns", "returned_ns", "end_ns", "tokens"))
     naive, honest = (float(tokens[1:].sum() / (x - begin)[1:].sum()) for x in (returned, end))
     assert naive > 1.5 * honest  # what a timer that trusts the calls would have said
-    (boot,) = [record for record in project.records("boot") if record["name"].endswith("-1") is False][:1]
-    assert boot["point"]["lane"] == "lora_sft"
+    assert {record["point"]["lane"] for record in project.records("boot")} == {"lora_sft"}
     assert list((project.path / "cache" / "training").rglob("*.json")) == []  # checkpoints go with the point
 
 
-def test_every_trap_is_invalid_by_its_gate(project: Any) -> None:
-    traps = {
-        "lazy_lying_barrier": "timer_escapes_device",
-        "naive_queue": "timer_escapes_device",
-        "padding_counted": "tokens_counted",
-        "counts_before_adapter": "parameters_consistent",
-        "nan_at": "non_finite_loss",
-    }
-    result = bench(project, "plain", *traps)
-    result.assert_outcomes(passed=len(traps) + 1)
-    records = by_behaviour(project)
-    assert failed_gates(records["plain"]) == set()
-    for behaviour, gate in traps.items():
-        assert gate in failed_gates(records[behaviour]), behaviour
-        assert records[behaviour]["validity"] == "invalid"
-    result.stdout.fnmatch_lines(["*bench_it*lazy_lying_barrier*INVALID*"])
-    assert records["nan_at"]["workload"]["training"][0]["first_bad_step"] == 3
-    assert steps_of(project, records["nan_at"])["step"].to_pylist() == [1, 2, 3]
+TRAPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "nothing": ("", {}),
+    "ranks": ("", {"world_size": 2}),
+    "timer": ("timer_escapes_device", {"behaviour": "lazy_lying_barrier"}),
+    "queue": ("timer_escapes_device", {"behaviour": "naive_queue"}),
+    "accumulation": ("timer_escapes_device", {"behaviour": "lazy_lying_barrier", "accumulation": 8, "steps": 8}),
+    "padding": ("tokens_counted", {"behaviour": "padding_counted"}),
+    "world_size": ("tokens_counted", {"behaviour": "world_multiplied", "world_size": 2}),
+    "adapter": ("parameters_consistent", {"behaviour": "counts_before_adapter"}),
+    "nan": ("non_finite_loss", {"behaviour": "nan_at"}),
+    "nan_and_on": ("non_finite_loss", {"behaviour": "nan_at", "at": 8, "on_non_finite": "continue"}),
+    "peak": ("implausible", {"peak_flops": 1e6}),
+}
+TRAP_BENCH = """
+@pytest.mark.parametrize(("trap", {names}), {rows!r}, ids={ids!r})
+@nb.bench(lane="lora_sft", params={params!r})
+def bench_it(trainer, measure, point, trap, {names_plain}):
+    measure.train(trainer, nb.TrainJob.from_point(point))
+"""
 
 
-def test_accumulation_does_not_hide_the_work_that_escapes_the_timer(project: Any) -> None:
-    """With eight micro-batches a step and three in flight the timer sees most of a step: not the whole."""
-    result = bench(project, "lazy_lying_barrier", accumulation=8, steps=8, work_ms=4.0)
-    result.assert_outcomes(passed=1)
-    (record,) = project.records()
-    assert failed_gates(record) == {"timer_escapes_device"}
-    table = steps_of(project, record)
-    seen = float(np.median(table["end_ns"].to_numpy() - table["begin_ns"].to_numpy()))
-    assert seen > 0.25 * 8 * 4e6  # it looks like a step time
+def trap_bench() -> str:
+    defaults = {
+        "behaviour": "plain", "world_size": 1, "accumulation": 1, "steps": 12, "at": 3, "on_non_finite": "stop",
+        "peak_flops": 1e11,
+    }  # fmt: skip
+    rows = [(trap, *({**defaults, **changes}.values())) for trap, (_, changes) in TRAPS.items()]
+    return TRAP_BENCH.format(
+        names=", ".join(map(repr, defaults)), names_plain=", ".join(defaults), rows=rows, ids=list(TRAPS),
+        params={**JOB, "work_ms": 8.0},
+    )  # fmt: skip
 
 
-def test_tokens_of_all_ranks_are_counted_once(project: Any) -> None:
-    result = bench(project, "plain", "world_multiplied", world_size=2)
-    result.assert_outcomes(passed=2)
-    records = by_behaviour(project)
-    assert failed_gates(records["plain"]) == set()
-    assert "tokens_counted" in failed_gates(records["world_multiplied"])
-    table = steps_of(project, records["plain"])
-    assert value(records["plain"], "tokens_tokens") == sum(table["tokens"].to_pylist())
-
-
-def test_a_rate_beyond_the_peak_is_implausible(project: Any) -> None:
-    bench(project, "plain", peak_flops=1e6).assert_outcomes(passed=1)
-    assert "implausible" in failed_gates(project.records()[0])
+def test_every_trap_is_invalid_by_its_gate_and_honest_runs_beside_it_are_not(project: Any) -> None:
+    project.bench(trap_bench())
+    result = project.run("-m", "fake and lora_sft", "-v")
+    result.assert_outcomes(passed=len(TRAPS))
+    records = {record["point"]["params"]["trap"]: record for record in project.records()}
+    for trap, (gate, _) in TRAPS.items():
+        found = failed_gates(records[trap])
+        assert (gate in found) if gate else not found, (trap, found)
+        assert (records[trap]["validity"] == "invalid") is bool(gate)
+    result.stdout.fnmatch_lines(["*bench_it*timer*INVALID*"])
+    # Eight micro-batches and three in the queue: the timer sees most of a step, which looks like a step time.
+    table = steps_of(project, records["accumulation"])
+    assert float(np.median(table["end_ns"].to_numpy() - table["begin_ns"].to_numpy())) > 0.25 * 8 * 8e6
+    # Each rank has its own share of the data, and all of them are counted once.
+    table = steps_of(project, records["ranks"])
+    assert table.num_rows == 24
+    assert value(records["ranks"], "tokens_tokens") == sum(table["tokens"].to_pylist())
+    # A loss that is not finite ends the run, unless asked not to; nothing from there on is in a number.
+    assert steps_of(project, records["nan"])["step"].to_pylist() == [1, 2, 3]
+    assert steps_of(project, records["nan_and_on"])["step"].to_pylist() == list(range(1, 13))
+    assert records["nan_and_on"]["workload"]["training"][0]["first_bad_step"] == 8
+    assert records["nan_and_on"]["metrics"]["train_throughput_tok_s"]["n"] == 6
+    assert (
+        records["nan_and_on"]["metrics"]["loss_last"]["value"]
+        == steps_of(project, records["nan_and_on"])["loss"][6].as_py()
+    )
 
 
 def test_a_run_that_is_cut_off_is_an_error_that_keeps_its_steps_and_the_next_point_runs(project: Any) -> None:
@@ -167,12 +179,10 @@ def test_a_run_that_is_cut_off_is_an_error_that_keeps_its_steps_and_the_next_poi
 
 
 DETERMINISM = """
-from neuronbench.training import TrainJob
-
 @pytest.mark.parametrize("behaviour", ["plain", "seed_ignored", "unrepeatable"])
 @nb.bench(lane="determinism", params={params!r})
 def bench_it(trainer, measure, point, behaviour):
-    job = TrainJob.from_point(point)
+    job = nb.TrainJob.from_point(point)
     one, again = measure.train(trainer, job), measure.train(trainer, job)
     other = measure.train(trainer, job.changed(seed=job.seed + 1))
     measure.same_losses(one, again)
@@ -200,11 +210,9 @@ def test_a_seed_that_does_nothing_and_one_that_is_not_enough_are_caught(project:
 
 
 CHECKPOINT = """
-from neuronbench.training import TrainJob
-
 @nb.bench(lane="checkpoint", params={params!r})
 def bench_it(trainer, measure, point):
-    whole = measure.train(trainer, TrainJob.from_point(point))
+    whole = measure.train(trainer, nb.TrainJob.from_point(point))
     again = measure.train(trainer, whole.job, resume=whole)
     assert again.steps.resumed_from == 10
     measure.same_losses(whole, again)
@@ -225,11 +233,9 @@ def test_a_finished_run_can_be_gone_on_with_from_its_checkpoint_to_compare_the_l
 
 
 RESUMED = """
-from neuronbench.training import TrainJob
-
 @nb.bench(lane="lora_sft", params={params!r})
 def bench_it(trainer, measure, point):
-    measure.train(trainer, TrainJob.from_point(point), resume=True)
+    measure.train(trainer, nb.TrainJob.from_point(point), resume=True)
 """
 
 
@@ -252,8 +258,6 @@ def test_a_killed_run_is_gone_on_with_by_the_next_session_and_the_record_says_so
 
 SUICIDE = """
 import os, pathlib, signal, threading, time
-from neuronbench.training import TrainJob
-
 @nb.bench(lane="lora_sft", params={params!r})
 def bench_it(trainer, measure, point):
     live = measure.folder / "steps-rank0.jsonl"
@@ -263,11 +267,11 @@ def bench_it(trainer, measure, point):
             time.sleep(0.01)
         os.kill(os.getpid(), {signal})
     threading.Thread(target=end, daemon=True).start()
-    measure.train(trainer, TrainJob.from_point(point))
+    measure.train(trainer, nb.TrainJob.from_point(point))
 
 @nb.bench(lane="lora_sft", params={after!r})
 def bench_other(trainer, measure, point):
-    measure.train(trainer, TrainJob.from_point(point))
+    measure.train(trainer, nb.TrainJob.from_point(point))
 """
 
 
@@ -291,11 +295,9 @@ def test_when_the_harness_itself_ends_the_run_is_interrupted_and_its_steps_are_k
 
 
 LADDER = """
-from neuronbench.training import TrainJob
-
 @nb.bench(lane="batch_ladder", params={params!r})
 def bench_it(trainer, measure, point):
-    job, fits = TrainJob.from_point(point), 0
+    job, fits = nb.TrainJob.from_point(point), 0
     for batch_size, steps in ((1, 4), (2, 12), (4, 4)):
         try:
             measure.train(trainer, job.changed(batch_size=batch_size, steps=steps))
