@@ -114,11 +114,20 @@ def benjamini_hochberg(p: Sequence[float]) -> list[float]:
 # power
 
 
+def welch_df(n: int, m: int) -> float:
+    """Degrees of freedom of Welch's t on average, when both sides vary alike: (n + m − 2)·h/(h + 1), h harmonic mean.
+
+    Satterthwaite's formula over the two sample variances, whose share of the sum has the variance 1/(4n) for n = m.
+    """
+    h = 2 * n * m / (n + m)
+    return (n + m - 2) * h / (h + 1)
+
+
 def chance_of_change(true: float, sd: float, n: int, m: int, band: float) -> float:
     """Chance that a true difference is called one: t beyond its limit, and the difference seen beyond the band.
 
-    From the non-central t with n + m − 2 degrees of freedom; the two conditions help each other, so that their product
-    is a lower bound. Before any correction for many comparisons.
+    From the non-central t with the degrees of freedom that Welch's has on average (`welch_df`); the two conditions help
+    each other, so that their product is a lower bound. Before any correction for many comparisons.
     """
     from scipy.special import nctdtr, ndtr, stdtrit
 
@@ -127,7 +136,7 @@ def chance_of_change(true: float, sd: float, n: int, m: int, band: float) -> flo
     size = abs(true)
     if sd <= 0:
         return float(size > band)
-    se, df = sd * math.sqrt(1 / n + 1 / m), n + m - 2
+    se, df = sd * math.sqrt(1 / n + 1 / m), welch_df(n, m)
     delta = size / se
     beyond = float(ndtr((size - band) / se))
     if delta > 30:  # the non-central t is not evaluated that far out, and there is nothing to say
@@ -145,7 +154,7 @@ def chance_of_equivalence(true: float, sd: float, n: int, m: int, band: float) -
     if sd <= 0:
         return float(size <= band)
     se = sd * math.sqrt(1 / n + 1 / m)
-    room = band - float(stdtrit(n + m - 2, 1 - ALPHA / 2)) * se
+    room = band - float(stdtrit(welch_df(n, m), 1 - ALPHA / 2)) * se
     if room <= 0:
         return 0.0
     return max(float(ndtr((room - size) / se) - ndtr((-room - size) / se)), 0.0)
