@@ -21,6 +21,7 @@ from neuronbench.commands import (
     list_,
     load,
     models,
+    overlay,
     plugins,
     push,
     reap,
@@ -80,6 +81,9 @@ def build(found: Plugins) -> typer.Typer:
     app.command("load", short_help="Measure a server that runs already, without pytest.")(load.load)
     app.command("calibrate", short_help="How far this host's own measurements are off.")(calibrate.calibrate)
     app.command("import", short_help="Make receipts of what another tool measured.")(import_.import_results)
+    app.command("overlay", help=overlay.HELP, short_help="Lay the losses of two training runs over each other.")(
+        overlay.overlay
+    )
     app.command("push", short_help="Deliver receipts that MLflow does not have yet.")(push.push)
     app.command("ui", short_help="Look at the results in MLflow.")(ui.ui)
     app.command("reap", short_help="End what a killed run left running.")(reap.reap)

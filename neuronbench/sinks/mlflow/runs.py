@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench.model import Record, canonical_json, fingerprint
 from neuronbench.receipts import Receipt, ReceiptError, ReceiptStore, SessionManifest
-from neuronbench.report import figures
+from neuronbench.report import figures, training
 from neuronbench.report.requests import COLUMNS
-from neuronbench.sinks.mlflow import mapping, notes, traces
+from neuronbench.sinks.mlflow import mapping, notes, series, traces
 from neuronbench.sinks.mlflow.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -74,11 +74,13 @@ class Writer:
         if record.kind == "point" and record.workload:
             log_workload(client, run_id, record)
         table, problem = requests_table(receipt)
+        steps, strange = series.steps_table(receipt)
         with tempfile.TemporaryDirectory(prefix="nb-mlflow-") as scratch:
-            problems = stage(receipt, table, Path(scratch))
+            problems = stage(receipt, table, steps, Path(scratch))
             client.log_artifacts(run_id, scratch)
-        if problem:
-            problems.append(problem)
+        problems += [each for each in (problem, strange) if each]
+        if steps is not None:
+            series.write(client, run_id, steps, end_ms=end_ms)
         if table is not None and self.trace_limit > 0:
             problems += self._traces(client, experiment, run_id, receipt, table)
         if problems:
@@ -189,7 +191,7 @@ def requests_table(receipt: Receipt) -> tuple[Any, str]:
         return None, str(error)
 
 
-def stage(receipt: Receipt, table: pyarrow.Table | None, scratch: Path) -> list[str]:
+def stage(receipt: Receipt, table: pyarrow.Table | None, steps: pyarrow.Table | None, scratch: Path) -> list[str]:
     """Lay out the artifacts of a receipt in `scratch`; returns what could not be shown."""
     record, problems = receipt.record, []
     (scratch / "record.json").symlink_to(receipt.path / "record.json")
@@ -204,13 +206,14 @@ def stage(receipt: Receipt, table: pyarrow.Table | None, scratch: Path) -> list[
     if record.error is not None:
         text = notes.error_text(record.error)
         (scratch / "error.txt").write_text(text, encoding="utf-8", errors="replace")
-    if table is not None:
-        try:
-            for stem, figure in figures.figures_for(record, table).items():
-                (scratch / "figures").mkdir(exist_ok=True)
-                figures.save(figure, scratch / "figures" / f"{stem}.png")
-        except Exception as error:  # a figure is never worth a run
-            problems.append(f"figures: {type(error).__name__}: {error}")
+    try:
+        drawn = {} if table is None else figures.figures_for(record, table)
+        drawn |= {} if steps is None else training.figures_for(record, steps)
+        for stem, figure in drawn.items():
+            (scratch / "figures").mkdir(exist_ok=True)
+            figures.save(figure, scratch / "figures" / f"{stem}.png")
+    except Exception as error:  # a figure is never worth a run
+        problems.append(f"figures: {type(error).__name__}: {error}")
     return problems
 
 
