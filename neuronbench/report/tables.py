@@ -22,6 +22,21 @@ SHORT = {
     "output_throughput": "output",
     "request_throughput": "requests",
     "error_rate": "errors",
+    "train_throughput": "trained",
+    "step_time": "step",
+    "step_time_wall": "step\nby wall",
+    "holdout_loss": "hold-out",
+    "holdout_loss_ratio": "hold-out\nratio",
+    "preference_accuracy": "pairs\nright",
+    "scaling_efficiency": "scaling",
+    "checkpoint_time": "save",
+    "checkpoint_size": "saved",
+    "restore_time": "restore",
+    "loss_difference": "loss\ndiffers",
+    "input_cost": "input\ncost",
+    "largest_batch": "largest\nbatch",
+    "largest_context": "largest\ncontext",
+    "train_to_serve_time": "train\nto serve",
 }
 """Names of metrics where there is little room; others stand in full."""
 TOO_FEW = "few"
