@@ -54,7 +54,9 @@ def loss(columns: dict[str, Any], title: str, colour: str = INK) -> Figure:
         lower = _plain(figure.add_axes((0.08 + 0.47 * index, 0.12, 0.41, 0.22)))
         series = columns[name].astype(float)
         lower.plot(steps[kept], series[kept], color=INK, linewidth=1.0, marker=_dots(steps))
-        lower.set_title(label, fontsize=8, loc="left")
+        lower.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4))
+        lower.yaxis.get_offset_text().set_fontsize(7)
+        lower.set_title(label, fontsize=8, loc="right")
         lower.set_xlabel("optimiser step", fontsize=8)
     return figure
 
