@@ -1,4 +1,4 @@
-"""The embedded default backend, the host's CPU: vLLM and AOTInductor, registered as a third party registers its own."""
+"""The embedded default backend, the CPU of this host: vLLM, AOTInductor, trl. Registered as a third party does it."""
 
 from __future__ import annotations
 
@@ -36,5 +36,13 @@ def register_resources(register: Callable[[ProviderInfo], None]) -> None:
             kind="compiled_model",
             families=("cpu",),
             target="neuronbench.backends.cpu.compiled:AotiCpuProvider",
+        )
+    )
+    register(
+        ProviderInfo(
+            name="trainer/trl-cpu",
+            kind="trainer",
+            families=("cpu",),
+            target="neuronbench.backends.cpu.trainer:TrlCpuProvider",
         )
     )

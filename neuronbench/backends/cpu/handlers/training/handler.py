@@ -24,8 +24,8 @@ from . import state  # noqa: E402
 from .run import Rig, Run, evaluate  # noqa: E402
 
 PROGRAM = Path(__file__).parent / "ranks.py"
-LIBRARIES = {"lora_sft": "trl", "full_sft": "trl", "dpo": "trl", "orpo": "trl.experimental.orpo"}
-"""What a method needs beside transformers; imported when the worker starts, unless ranks of their own will."""
+LIBRARIES = ("peft", "trl.trainer.sft_trainer", "trl.trainer.dpo_trainer", "trl.experimental.orpo.orpo_trainer")
+"""Imported when the worker starts, so that the first run of a method does not pay for it."""
 
 
 class Handler:
@@ -34,17 +34,15 @@ class Handler:
     def __init__(
         self,
         progress: Callable[[str], None],
-        method: str,
         world_size: int,
         cores: list[int],
         **rig: Any,
     ) -> None:
-        """`method`: the one that jobs will most likely be of, so that its imports are no part of the first run.
-        `cores`: of all ranks, those of the first rank first. The rest is `run.Rig`'s."""
+        """`cores`: of all ranks, those of the first rank first. The rest is `run.Rig`'s."""
         progress("importing torch, transformers, trl")
-        if world_size == 1 and method in LIBRARIES:
-            importlib.import_module(LIBRARIES[method])
-            importlib.import_module("peft")
+        if world_size == 1:  # else it is ranks of their own that train
+            for name in LIBRARIES:
+                importlib.import_module(name)
         self._import_s = time.monotonic() - _BEGUN
         self._told = rig
         self._rig = Rig(progress, **rig)

@@ -62,7 +62,9 @@ class Rig:
 
     def mind(self, job: dict[str, Any]) -> None:
         """Raise `ValueError` for a job of another model than the one that is here."""
-        own = {"model": self.model, "weights": self.source.weights, "weights_seed": self.source.seed}
+        own: dict[str, Any] = {"model": self.model, "weights": self.source.weights, "weights_seed": self.source.seed}
+        if not self.model:
+            own["architecture"] = self.source.architecture
         for name, value in own.items():
             if job[name] != value:
                 raise ValueError(f"{name}: this trainer was started with {value!r}, the job asks for {job[name]!r}")
@@ -158,6 +160,8 @@ class Steps(transformers.TrainerCallback):  # type: ignore[misc,unused-ignore]
         self.run.learning_rate = float(given["optimizer"].param_groups[0]["lr"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        every = self.run.job["checkpoint_every"]
+        control.should_save = bool(every) and state.global_step % every == 0  # not after the last step of itself
         if not self.run.step_ends(state.global_step):
             control.should_training_stop = True
             control.should_save = False
