@@ -33,9 +33,10 @@ def test_a_run_is_logged_watched_and_verified(toy: Any, tmp_path: Path) -> None:
         trainer, job, tmp_path / "run", watch=lambda entry: seen.append((entry["kind"], time.monotonic_ns()))
     )
     steps.verify(found, job)
-    assert [kind for kind, _ in seen] == ["start", *["step"] * 5, "checkpoint", *["step"] * 3, "end"]
+    told = ["start", "evaluation", *["step"] * 5, "checkpoint", *["step"] * 3, "evaluation", "end"]
+    assert [kind for kind, _ in seen] == told
     end_ns = found.first.end["train_end_ns"]
-    assert seen[1][1] < end_ns  # heard of the first step while the run went on
+    assert seen[2][1] < end_ns  # heard of the first step while the run went on
     assert found.complete
     assert found.reason == "done"
     assert found.numbers == list(range(1, 9))

@@ -141,6 +141,8 @@ class Handler:
             now = time.monotonic_ns()
             for log in logs:
                 log.restore(step, now, time.monotonic_ns())
+        else:
+            self._hold_out(logs[0], job, 0, state)
         resumed, last, reason = step > 0, job["steps"], "done"
         if self._behaviour == "short":
             last = self._at - 1
@@ -165,10 +167,17 @@ class Handler:
                     log.checkpoint(step, begin, time.monotonic_ns(), size_bytes=size, digest=digest)
         self._device.wait()  # nothing can be brought to the host before it has been computed
         digest = self._checkpoint(folder, job, step, state, name="final.json")[1]
+        total = timer.total()
+        self._hold_out(logs[0], job, step, state)
         if self._behaviour != "endless":
             for log in logs:
-                log.end(timer.total(), steps=step, reason=reason, final_digest=digest)
+                log.end(total, steps=step, reason=reason, final_digest=digest)
         return {"steps": step, "reason": reason}
+
+    def _hold_out(self, log: Any, job: dict[str, Any], step: int, state: float) -> None:
+        held = self.prepare(job)["holdout_sequences"]
+        if held:
+            log.evaluation(step, (state - 1) ** 2 + 0.05, held * job["sequence_length"], name="holdout", preferred=0.75)
 
     def _step(self, timer: Any, job: dict[str, Any], step: int, state: float) -> tuple[Any, float, float]:
         synchronous = self._behaviour not in LAZY
