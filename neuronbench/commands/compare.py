@@ -13,8 +13,7 @@ from neuronbench.commands import host
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from neuronbench.compare import Comparison, Selector, Side
-    from neuronbench.compare.verdicts import Options
+    from neuronbench.compare import Comparison, Options, Selector, Side
 
 CONDITIONS = ("regressed", "inconclusive", "incomparable", "outcome")
 FORMATS = ("terminal", "markdown", "json", "junit")
@@ -90,7 +89,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write it there.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Show every row.")] = False,
 ) -> None:
-    from neuronbench.compare import BOOTS, KINDS, SelectionError, Selector
+    from neuronbench.compare import BOOTS, KINDS, SelectionError, Selector, keeper
     from neuronbench.compare import compare as judge
     from neuronbench.compare.history import past
 
@@ -99,11 +98,11 @@ def compare(
     if format_ not in FORMATS:
         raise host.CommandError(f"--format {format_!r}: expected {', '.join(FORMATS)}", status=host.USAGE)
     _known_lane(here, lane)
-    progress = host.ProgressLine()
-    selector = Selector(
-        store=here.store, mlflow=_mlflow(here, progress), kinds=BOOTS if boots else KINDS, progress=progress
-    )
+    progress = host.ProgressLine(patience_s=2.0)
     options = options_of(here, metric, noise_floor, by=by, allow=allow or ())
+    kinds = BOOTS if boots else KINDS
+    mlflow = _mlflow(here, progress)
+    selector = Selector(store=here.store, mlflow=mlflow, kinds=kinds, keep=keeper(options), progress=progress)
     try:
         sides = _sides(selector, a, b, by, lane)
         progress("looking at earlier sessions")
@@ -139,8 +138,7 @@ def options_of(
     allow: Sequence[str] = (),
 ) -> Options:
     """The options of a comparison, with what the plugins say of lanes and noise."""
-    from neuronbench.compare import Bands
-    from neuronbench.compare.verdicts import Options
+    from neuronbench.compare import Bands, Options
 
     lanes = here.plugins.lanes
     return Options(

@@ -49,7 +49,7 @@ def history(
     format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "terminal",
     out: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write it there.")] = None,
 ) -> None:
-    from neuronbench.compare import BOOTS, KINDS, SelectionError, Selector
+    from neuronbench.compare import BOOTS, KINDS, SelectionError, Selector, keeper
     from neuronbench.compare.history import series
     from neuronbench.compare.steps import NEEDED
     from neuronbench.report import history as report
@@ -58,9 +58,10 @@ def history(
     here = host.of(context)
     if format_ not in FORMATS:
         raise host.CommandError(f"--format {format_!r}: expected {', '.join(FORMATS)}", status=host.USAGE)
-    progress = host.ProgressLine()
-    selector = Selector(store=here.store, kinds=BOOTS if boots else KINDS, progress=progress)
+    progress = host.ProgressLine(patience_s=2.0)
     options = options_of(here, metric, noise_floor)
+    kinds = BOOTS if boots else KINDS
+    selector = Selector(store=here.store, kinds=kinds, keep=keeper(options), progress=progress)
     try:
         found = series(selector, what, sessions=sessions, options=options, lanes=here.plugins.lanes.names)
     except SelectionError as error:

@@ -119,13 +119,17 @@ def show(*tables: Table) -> None:
 class ProgressLine:
     """Progress of a long step on standard error: one line that is rewritten on a terminal, a line now and then else."""
 
-    def __init__(self, *, heartbeat_s: float = 10.0) -> None:
+    def __init__(self, *, heartbeat_s: float = 10.0, patience_s: float = 0.0) -> None:
+        """`patience_s`: nothing is said in the first so many seconds, for what is mostly over by then."""
         self._terminal = sys.stderr.isatty()
         self._every_s = 0.1 if self._terminal else heartbeat_s
         self._said: float | None = None
+        self._from = time.monotonic() + patience_s
 
     def __call__(self, text: str) -> None:
         now = time.monotonic()
+        if now < self._from:
+            return
         if self._said is not None and now - self._said < self._every_s:
             return
         self._said = now

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from neuronbench.compare import steps
 from neuronbench.compare.fields import context
-from neuronbench.compare.matching import label
+from neuronbench.compare.matching import Keys, label
 from neuronbench.compare.noise import Bands
 from neuronbench.compare.protocol import short
 from neuronbench.compare.reading import MetricKind, Reading
+from neuronbench.compare.rows import History, Options, kinds_of, session_values
 from neuronbench.compare.selecting import SelectionError, Selector, Side, receipts_in
-from neuronbench.compare.verdicts import History, Options, kinds_of, session_values
 from neuronbench.model import Json, Provenance, Validity, canonical_json
 from neuronbench.receipts.sessions import is_session_id
 
@@ -132,13 +132,13 @@ def series(
     names = [name for name in selector.store.sessions() if is_session_id(name)][-sessions:]
     groups: dict[tuple[str, ...], list[Reading]] = {}
     ids: set[str] = set()
+    keys = Keys()
     for name in names:
         for reading in selector.side_of(name):
             point = reading.point
             ids.add(point.id)
             if not asked or asked in (point.lane, point.id) or fnmatch.fnmatchcase(point.id, asked):
-                key = (reading.kind, point.lane, point.benchmark, point.backend, canonical_json(point.params))
-                groups.setdefault(key, []).append(reading)
+                groups.setdefault(keys.of(reading), []).append(reading)
     if not groups:
         what = f"no point or lane {asked!r}" if asked else "no point"
         raise SelectionError(
@@ -164,10 +164,10 @@ def _series(by_session: Mapping[str, Sequence[Reading]], kind: MetricKind, bands
         for name, readings in by_session.items()
     }
     values = [
-        found[1].value
+        found.value
         for readings in usable.values()
         for r in readings
-        if (found := r.values.get(kind.key)) is not None and found[1].value is not None
+        if (found := r.values.get(kind.key)) is not None and found.value is not None
     ]
     log = kind.unit != "share" and bool(values) and min(values) > 0
     entries, scaled, kept = [], [], []

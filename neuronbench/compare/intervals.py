@@ -6,11 +6,13 @@ Values are compared as differences of logarithms (`log`), or as they are where t
 
 from __future__ import annotations
 
+import functools
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from scipy.special import nctdtr, ndtr, stdtr, stdtrit
 
 CONFIDENCE: Final = 0.95
 ALPHA: Final = 1 - CONFIDENCE
@@ -47,6 +49,12 @@ class Contrast:
     spread: Spread
 
 
+def variance(values: Sequence[float]) -> float:
+    """Of a sample, with n − 1; the same whatever the order of the values."""
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
 def of_repeats(base: Sequence[float], head: Sequence[float]) -> Spread | None:
     """Spread from the repeats themselves; None when neither side has two.
 
@@ -55,13 +63,13 @@ def of_repeats(base: Sequence[float], head: Sequence[float]) -> Spread | None:
     """
     n, m = len(base), len(head)
     if n > 1 and m > 1:
-        a, b = statistics.variance(base), statistics.variance(head)
+        a, b = variance(base), variance(head)
         return Spread(base=a, head=b, df=satterthwaite(a, n, b, m), source="repeats")
     if n > 1 and m == 1:
-        a = statistics.variance(base)
+        a = variance(base)
         return Spread(base=a, head=a, df=n - 1, source="repeats of A")
     if m > 1 and n == 1:
-        b = statistics.variance(head)
+        b = variance(head)
         return Spread(base=b, head=b, df=m - 1, source="repeats of B")
     return None
 
@@ -77,8 +85,6 @@ def satterthwaite(a: float, n: int, b: float, m: int) -> float:
 
 def contrast(base: Sequence[float], head: Sequence[float], spread: Spread) -> Contrast:
     """Difference of the means with its interval, by Student's t with the degrees of freedom of `spread`."""
-    from scipy.special import stdtr, stdtrit
-
     difference = math.fsum(head) / len(head) - math.fsum(base) / len(base)
     se = math.sqrt(spread.base / len(base) + spread.head / len(head))
     if se == 0:
@@ -129,8 +135,6 @@ def chance_of_change(true: float, sd: float, n: int, m: int, band: float) -> flo
     From the non-central t with the degrees of freedom that Welch's has on average (`welch_df`); the two conditions help
     each other, so that their product is a lower bound. Before any correction for many comparisons.
     """
-    from scipy.special import nctdtr, ndtr, stdtrit
-
     if n < 2 or m < 2:
         return 0.0
     size = abs(true)
@@ -146,8 +150,6 @@ def chance_of_change(true: float, sd: float, n: int, m: int, band: float) -> flo
 
 def chance_of_equivalence(true: float, sd: float, n: int, m: int, band: float) -> float:
     """Chance that the interval lies inside the band, taking its width as known."""
-    from scipy.special import ndtr, stdtrit
-
     if n < 2 or m < 2:
         return 0.0
     size = abs(true)
@@ -166,12 +168,19 @@ def detectable(sd: float, n: int, m: int, band: float) -> float | None:
         return None
     if sd <= 0:
         return band
-    low, high = 0.0, band + 40 * sd
-    if chance_of_change(high, sd, n, m, band) < POWER:
+    found = _detectable(float(f"{band / sd:.3g}"), n, m)
+    return None if found is None else found * sd
+
+
+@functools.lru_cache(maxsize=16_384)
+def _detectable(band: float, n: int, m: int) -> float | None:
+    """In units of the standard deviation, of which there are few to three digits."""
+    low, high = 0.0, band + 40.0
+    if chance_of_change(high, 1.0, n, m, band) < POWER:
         return None
-    for _ in range(30):
+    for _ in range(24):
         middle = (low + high) / 2
-        low, high = (low, middle) if chance_of_change(middle, sd, n, m, band) >= POWER else (middle, high)
+        low, high = (low, middle) if chance_of_change(middle, 1.0, n, m, band) >= POWER else (middle, high)
     return high
 
 

@@ -39,10 +39,10 @@ class Pair:
 
 
 @dataclass
-class _Keys:
+class Keys:
     """Identity of a point without the axis that is compared; computed once for each `Point` object."""
 
-    by: str
+    by: str = ""
     _known: dict[int, Key] = field(default_factory=dict)
 
     def of(self, reading: Reading) -> Key:
@@ -64,7 +64,7 @@ def pairs(base: Side, head: Side, *, by: str = "") -> list[Pair]:
     What is left is paired by the point's name, which shows that a parameter has changed; and imported results, which
     know no benchmark of ours, with points of the same lane whose axes they share. What is left then stands alone.
     """
-    keys = _Keys(by)
+    keys = Keys(by)
     a, b = _grouped(base, keys), _grouped(head, keys)
     found = [Pair(label=label(b[key][0].point, by), base=a.pop(key), head=b.pop(key)) for key in list(b) if key in a]
     if not by:
@@ -84,7 +84,7 @@ def label(point: Point, by: str) -> str:
     return " ".join([f"{point.lane}.{name}", *([] if by == "backend" else [point.backend]), *axes])
 
 
-def _grouped(whole: Side, keys: _Keys) -> dict[Key, list[Reading]]:
+def _grouped(whole: Side, keys: Keys) -> dict[Key, list[Reading]]:
     groups: dict[Key, list[Reading]] = {}
     for reading in whole.readings:
         groups.setdefault(keys.of(reading), []).append(reading)

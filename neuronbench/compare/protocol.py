@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import orjson
+
 from neuronbench.environment import COMPARABLE
 from neuronbench.model import Json, canonical_json
 
@@ -68,18 +70,26 @@ def _is_comparable(name: str) -> bool:
     return _comparable().match(name) is not None
 
 
+def plain(value: Json) -> str:
+    """Canonical JSON, fast."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    except TypeError:  # a whole number of more than 64 bits
+        return canonical_json(value)
+
+
 def flat(value: Json, prefix: str) -> Iterator[tuple[str, str]]:
     """Nested objects as dotted names; anything else as its canonical JSON. What is null or empty is left out."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from flat(item, f"{prefix}.{key}" if prefix else str(key))
     elif value is not None and value != "" and value != []:
-        yield prefix, canonical_json(value)
+        yield prefix, plain(value)
 
 
 def of_environment(facts: Mapping[str, Json]) -> dict[str, str]:
     """The facts that the environment key is made of."""
-    return {name: canonical_json(value) for name, value in facts.items() if value is not None and _is_comparable(name)}
+    return {name: plain(value) for name, value in facts.items() if value is not None and _is_comparable(name)}
 
 
 def context_of(facts: Mapping[str, Json]) -> dict[str, Json]:
@@ -101,8 +111,8 @@ def of_resource(spec: Mapping[str, Json], facts: Mapping[str, Json]) -> dict[str
     return found
 
 
-def of_workload(workload: Mapping[str, Json]) -> tuple[dict[str, str], str]:
-    """Identity of the load, and the digest of its requests (which differ from repeat to repeat)."""
+def identity_of(workload: Mapping[str, Json]) -> dict[str, Json]:
+    """What says which load it was, without what was seen while it ran and without the digest of its requests."""
     chosen: dict[str, Json] = {key: workload[key] for key in _SERVING if key in workload}
     for name, keep in (("loops", _LOOP), ("host_floor", _FLOOR)):
         part = workload.get(name)
@@ -118,9 +128,12 @@ def of_workload(workload: Mapping[str, Json]) -> tuple[dict[str, str], str]:
             job = item.get("job")
             chosen[where] = {k: v for k, v in job.items() if k != "digest"} if isinstance(job, Mapping) else job
             chosen[f"{where}.data"] = dict(_digests(item.get("data")))
-    chosen.update((key, dict(_digests(value, key))) for key, value in workload.items() if key not in _OWN)
-    digest = workload.get("digest")
-    return dict(flat(chosen, "workload")), digest if isinstance(digest, str) else ""
+    chosen.update(_digests({key: value for key, value in workload.items() if key not in _OWN}))
+    return chosen
+
+
+def of_workload(identity: Mapping[str, Json]) -> dict[str, str]:
+    return dict(flat(identity, "workload"))
 
 
 def _digests(value: Json, name: str = "") -> Iterator[tuple[str, Json]]:

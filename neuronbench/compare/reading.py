@@ -6,15 +6,20 @@ that repeat from receipt to receipt (point, environment, resource) are kept once
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import orjson
+
 from neuronbench.compare import protocol
 from neuronbench.compare.protocol import Protocol
-from neuronbench.model import Better, FrozenMap, Outcome, Point, Provenance, RecordKind, Validity, canonical_json
+from neuronbench.model import Better, FrozenMap, Outcome, Point, Provenance, RecordKind, Validity
 from neuronbench.receipts.codec import Document, Fields, ReceiptError, decode_metric, metric_identity, parse, upgrade
 from neuronbench.receipts.evidence import GATE, artifact_hash
 from neuronbench.receipts.receipt import RECORD
@@ -23,14 +28,6 @@ LIMIT_BYTES: Final = 64 << 20
 """A record of ours has some ten kilobytes; what is larger than this is no record."""
 MEASURED: Final = (Outcome.OK, Outcome.SLO_MISS)
 """Outcomes that come with numbers to compare."""
-
-
-class Value(NamedTuple):
-    """One metric of one repeat."""
-
-    value: float | None
-    n: int
-    note: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +44,18 @@ class MetricKind:
     @property
     def definition(self) -> str:
         return f"{self.id}@{self.version}"
+
+
+Keep = Callable[[RecordKind, str, Collection[str]], Iterable[str]]
+
+
+class Value(NamedTuple):
+    """One metric of one repeat."""
+
+    kind: MetricKind
+    value: float | None
+    n: int
+    note: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +75,7 @@ class Reading:
     provenance: Provenance
     started_at: str
     environment_key: str
-    values: Mapping[str, tuple[MetricKind, Value]]
+    values: Mapping[str, Value]
     failed: tuple[tuple[str, str], ...]
     """Gates that failed: severity and id."""
     error: str
@@ -95,11 +104,15 @@ class Reader:
     """Reads receipts, sharing what they have in common. `on_error` is told of each that cannot be read."""
 
     on_error: Callable[[ReceiptError], None]
+    keep: Keep | None = None
+    """Which metrics are wanted, of those that a record of that kind and lane has; all of them by default."""
     _kinds: dict[tuple[str, Any, Any, Any, Any], MetricKind] = field(default_factory=dict)
     _points: dict[str, tuple[Document, Point]] = field(default_factory=dict)
     _environments: dict[str, tuple[Document, Mapping[str, str], Mapping[str, Any]]] = field(default_factory=dict)
     _resources: dict[str, tuple[Document, Mapping[str, str], str]] = field(default_factory=dict)
-    _protocols: dict[str, Protocol] = field(default_factory=dict)
+    _workloads: dict[str, tuple[Document, Mapping[str, str]]] = field(default_factory=dict)
+    _parts: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    _protocols: dict[tuple[int, int, int, str], Protocol] = field(default_factory=dict)
 
     def read(self, folders: Iterable[Path], *, wanted: frozenset[str] | None = None) -> list[Reading]:
         """Readings of the receipts in `folders`; with `wanted`, only those of points with such a fingerprint.
@@ -107,14 +120,15 @@ class Reader:
         Receipts that cannot be read are told to `on_error` and left out.
         """
         found = []
-        for folder in folders:
-            try:
-                reading = self.one(folder, wanted=wanted)
-            except ReceiptError as error:
-                self.on_error(error)
-            else:
-                if reading is not None:
-                    found.append(reading)
+        with _without_collector():
+            for folder in folders:
+                try:
+                    reading = self.one(folder, wanted=wanted)
+                except ReceiptError as error:
+                    self.on_error(error)
+                else:
+                    if reading is not None:
+                        found.append(reading)
         return found
 
     def one(self, folder: Path, *, wanted: frozenset[str] | None = None) -> Reading | None:
@@ -134,23 +148,20 @@ class Reader:
         if f.data.get("outcome") is None:
             raise f.fail("outcome", "the outcome of a closed record")
         outcome, validity = f.choice("outcome", Outcome), f.choice("validity", Validity)
+        kind = f.one_of("kind", "point", "boot", "compile", "summary")
         point, fingerprint = self._point(f.at("point"))
         environment, context, key = self._environment(f.at("environment"))
         resource, artifact = self._resource(f)
-        workload, digest = protocol.of_workload(f.mapping("workload", {}))
-        failed = tuple(
-            (gate.text("severity"), gate.text("id")) for gate in f.each("gates") if gate.data.get("passed") is False
-        )
+        load = f.mapping("workload", {})
+        workload, digest = self._workload(fingerprint, load), load.get("digest")
+        failed = _failed(f)
         hard = [name for severity, name in failed if severity != "info"]
         error = None if f.data.get("error") is None else f.at("error")
-        fields = {**environment, **resource, **workload}
-        if point.source_hash:
-            fields["benchmark.source"] = point.source_hash
         return Reading(
             path=folder,
             session=f.text("session"),
             name=f.text("name"),
-            kind=f.one_of("kind", "point", "boot", "compile", "summary"),
+            kind=kind,
             point=point,
             fingerprint=fingerprint,
             repeat=f.whole("repeat"),
@@ -159,12 +170,12 @@ class Reader:
             provenance=f.choice("provenance", Provenance),
             started_at=f.text("started_at"),
             environment_key=key,
-            values=self._values(f.at("metrics")),
+            values=self._values(f.at("metrics"), kind, point.lane),
             failed=tuple(one for one in failed if one[0] != "info"),
             error="" if error is None else _told(error),
             reason=f.text("reason", ""),
-            protocol=self._shared(fields),
-            digest=digest,
+            protocol=self._protocol(environment, resource, workload, point.source_hash),
+            digest=digest if isinstance(digest, str) else "",
             context=context,
             tags=f.text_map("tags"),
             artifact=artifact if hard == [GATE] and outcome in MEASURED else "",
@@ -191,36 +202,55 @@ class Reader:
         key, facts = f.text("key"), f.mapping("facts")
         known = self._environments.get(key)
         if known is None or known[0] != facts:
-            known = (facts, protocol.of_environment(facts), protocol.context_of(facts))
+            known = (facts, self._part(protocol.of_environment(facts)), protocol.context_of(facts))
             self._environments[key] = known
         return known[1], known[2], key
 
     def _resource(self, f: Fields) -> tuple[Mapping[str, str], str]:
         if f.data.get("resource") is None:
-            return {}, ""
+            return self._part({}), ""
         at = f.at("resource")
         key = at.text("id")
         known = self._resources.get(key)
         if known is None or known[0] != at.data:
             facts = at.mapping("facts", {})
-            known = (at.data, protocol.of_resource(at.mapping("spec"), facts), artifact_hash(facts))
+            told = protocol.of_resource(at.mapping("spec"), facts)
+            known = (at.data, self._part(told), artifact_hash(facts))
             self._resources[key] = known
         return known[1], known[2]
 
-    def _shared(self, fields: Mapping[str, str]) -> Protocol:
-        text = canonical_json(fields)
-        return self._protocols.setdefault(text, Protocol(fields=fields))
+    def _workload(self, fingerprint: str, load: Document) -> Mapping[str, str]:
+        identity = protocol.identity_of(load)
+        known = self._workloads.get(fingerprint)
+        if known is None or known[0] != identity:
+            known = (identity, self._part(protocol.of_workload(identity)))
+            self._workloads[fingerprint] = known
+        return known[1]
 
-    def _values(self, f: Fields) -> dict[str, tuple[MetricKind, Value]]:
-        found: dict[str, tuple[MetricKind, Value]] = {}
-        for key, data in f.data.items():
+    def _part(self, fields: Mapping[str, str]) -> Mapping[str, str]:
+        """One object for all equal parts of protocols, so that equal protocols are found by what they consist of."""
+        return self._parts.setdefault(protocol.plain(fields), fields)
+
+    def _protocol(
+        self, environment: Mapping[str, str], resource: Mapping[str, str], workload: Mapping[str, str], source: str
+    ) -> Protocol:
+        key = (id(environment), id(resource), id(workload), source)
+        if key not in self._protocols:
+            own = {"benchmark.source": protocol.plain(source)} if source else {}
+            self._protocols[key] = Protocol(fields={**environment, **resource, **workload, **own})
+        return self._protocols[key]
+
+    def _values(self, f: Fields, record: RecordKind, lane: str) -> dict[str, Value]:
+        found: dict[str, Value] = {}
+        for key in f.data if self.keep is None else self.keep(record, lane, f.data):
+            data = f.data[key]
             try:
                 identity = (key, data["definition"], data["stat"], data["unit"], data["better"])
                 kind = self._kinds.get(identity)
                 value, n, note = data["value"], data["n"], data["note"]
                 fit = value is None or (type(value) is float and math.isfinite(value))
                 if kind is not None and fit and type(n) is int and type(note) is str:
-                    found[key] = (kind, Value(value, n, note))
+                    found[key] = Value(kind, value, n, note)
                     continue
             except (KeyError, TypeError):
                 pass
@@ -230,8 +260,30 @@ class Reader:
                 key=key, id=metric.id, version=version, stat=metric.stat, unit=metric.unit, better=metric.better
             )
             identity = (key, data["definition"], metric.stat, metric.unit, metric.better)
-            found[key] = (self._kinds.setdefault(identity, kind), Value(metric.value, metric.n, metric.note))
+            found[key] = Value(self._kinds.setdefault(identity, kind), metric.value, metric.n, metric.note)
         return found
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """What is read stays, and none of it is a cycle: the garbage collector would look at all of it again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _failed(f: Fields) -> tuple[tuple[str, str], ...]:
+    """Severity and id of the gates that failed."""
+    gates = f.data.get("gates", [])
+    if isinstance(gates, list) and all(isinstance(gate, dict) and gate.get("passed") is not False for gate in gates):
+        return ()  # nearly always
+    return tuple(
+        (gate.text("severity"), gate.text("id")) for gate in f.each("gates") if gate.data.get("passed") is False
+    )
 
 
 def _told(error: Fields) -> str:
@@ -240,12 +292,12 @@ def _told(error: Fields) -> str:
 
 
 def _load(path: Path) -> Document:
-    import orjson
-
     try:
-        if path.stat().st_size > LIMIT_BYTES:
-            raise ReceiptError(f"{path}: expected a record of some kilobytes, found {path.stat().st_size >> 20} MiB")
-        document = orjson.loads(path.read_bytes())
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > LIMIT_BYTES:
+                raise ReceiptError(f"{path}: expected a record of some kilobytes, found {size >> 20} MiB")
+            document = orjson.loads(file.read())
     except (OSError, orjson.JSONDecodeError):
         document = parse(path)  # says what is wrong, or copes where the fast parser does not
     return Fields(path, document).data

@@ -66,6 +66,8 @@ class Row:
     """What the interval rests on."""
     more: int | None = None
     """Inconclusive: how many more repeats a side would settle it; None when no reasonable number would."""
+    sd: float = 0.0
+    """Standard deviation of one repeat, on the scale of `change`: what the interval was made from."""
     detectable: float | None = None
     """The smallest true change that so many repeats find with a chance of 80 %, on the scale of `change`."""
     reason: str = ""
@@ -105,7 +107,7 @@ class Row:
             "p": self.p,
             "p_adjusted": self.p_adjusted,
             "noise_floor": None if self.floor is None else {"size": ratio(self.floor.size), "source": self.floor.text},
-            "spread": self.spread,
+            "spread": {"sd": self.sd, "source": self.spread} if self.spread else None,
             "more_repeats": self.more,
             "detectable": _through(ratio, self.detectable),
             "reason": self.reason,

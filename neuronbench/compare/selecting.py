@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from neuronbench.compare.reading import Reader, Reading
+from neuronbench.compare.reading import Keep, Reader, Reading
 from neuronbench.model import Json, Outcome, Validity, canonical_json
 from neuronbench.receipts import ReceiptError, ReceiptStore, accuracy_evidence
 from neuronbench.receipts.receipt import RECORD
@@ -50,13 +50,15 @@ class Selector:
     store: ReceiptStore
     mlflow: Resolve | None = None
     kinds: Sequence[str] = KINDS
+    keep: Keep | None = None
+    """Which metrics to read; all by default."""
     progress: Callable[[str], None] = lambda text: None
     problems: list[str] = field(default_factory=list)
     _validity: dict[str, Validity | None] = field(default_factory=dict)
     _cited: dict[str, Reading | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.reader = Reader(on_error=self._complain)
+        self.reader = Reader(on_error=self._complain, keep=self.keep)
 
     def _complain(self, error: ReceiptError) -> None:
         if str(error) not in self.problems:
@@ -118,7 +120,7 @@ class Selector:
         """The youngest session that has receipts, or the one `back` before it."""
         seen, found = 0, self.store.latest_session()
         while found is not None:
-            if receipts_in(self.store.root / found):
+            if _has_receipts(self.store.root / found):
                 if seen == back:
                     return found
                 seen += 1
@@ -169,6 +171,10 @@ class Selector:
         if says is None:
             return reading
         return replace(reading, validity=says, failed=() if says is Validity.VALID else reading.failed)
+
+
+def _has_receipts(session: Path) -> bool:
+    return any(os.path.exists(f"{entry.path}/{RECORD}") for entry in _subfolders(session))
 
 
 def receipts_in(folder: Path) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -90,7 +89,9 @@ def cell(text: str) -> str:
 
 def as_json(comparison: Comparison) -> str:
     """See `Comparison.to_json`; ratios are factors (1.05 is +5 %), differences are in the metric's unit."""
-    return json.dumps(comparison.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    import orjson
+
+    return orjson.dumps(comparison.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
 
 
 def junit(comparison: Comparison, fail_on: Sequence[str] = ()) -> str:

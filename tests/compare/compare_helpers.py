@@ -135,7 +135,7 @@ def readings(
             path=Path(f"/{session}/{at.id}--r{repeat}"), session=session, name=f"{at.id}--r{repeat}", kind="point",
             point=at, fingerprint=at.fingerprint, repeat=repeat, outcome=Outcome.OK, validity=Validity.VALID,
             provenance=Provenance.MEASURED, started_at="2026-11-01T00:00:00+00:00", environment_key="e",
-            values={kind.key: (kind, Value(float(value), 500, ""))}, failed=(), error="", reason="", protocol=SAME,
+            values={kind.key: Value(kind, float(value), 500, "")}, failed=(), error="", reason="", protocol=SAME,
             digest="", context={}, tags={}, artifact="",
         )
         for repeat, value in enumerate(values, start=1)

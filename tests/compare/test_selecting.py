@@ -17,7 +17,7 @@ from neuronbench.model import Outcome, Validity
 
 def values(bench: Bench, asked: str) -> list[float]:
     found = bench.selector().side(asked)
-    return [value.value for r in found.readings for _, value in r.values.values() if value.value is not None]
+    return [value.value for r in found.readings for value in r.values.values() if value.value is not None]
 
 
 @pytest.fixture

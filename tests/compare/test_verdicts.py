@@ -175,7 +175,7 @@ def test_shares_and_zeros_are_compared_as_differences() -> None:
 def test_a_rate_is_not_known_better_than_its_count() -> None:
     """Two repeats of 45 requests each that agree to the digit do not prove a change of one request."""
     made = [
-        [replace(r, values={k: (kind, v._replace(n=45)) for k, (kind, v) in r.values.items()})
+        [replace(r, values={k: v._replace(n=45) for k, v in r.values.items()})
          for r in readings([count / 12] * 2, id_="request_throughput", stat="")]
         for count in (45, 46)
     ]  # fmt: skip
