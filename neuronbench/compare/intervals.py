@@ -18,7 +18,7 @@ CONFIDENCE: Final = 0.95
 ALPHA: Final = 1 - CONFIDENCE
 POWER: Final = 0.8
 """Chance of finding a difference that the detectable difference and the number of further repeats are meant for."""
-REPEATS_LIMIT: Final = 200
+REPEATS_LIMIT: Final = 50
 """No advice to measure more often than this."""
 
 

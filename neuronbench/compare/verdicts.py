@@ -109,7 +109,7 @@ def _verdict(row: Row, adjusted: float) -> Row:
     if row.p <= intervals.ALPHA and size > band:
         reason = "beyond chance alone, but not among so many comparisons"
     elif more is None:
-        reason = "the change is about as large as the noise floor: more repeats would not settle it"
+        reason = f"too close to the noise floor for {intervals.REPEATS_LIMIT} repeats to settle it"
     elif size > band:
         reason = "the interval reaches over zero"
     else:

@@ -34,15 +34,30 @@ def title(series: Series) -> str:
     return f"{series.point}  {series.metric.key}" + (f" ({unit})" if unit and unit != "share" else "")
 
 
+def size(jump: Jump) -> str:
+    """`−5.1 %`; `step` where a ratio has no meaning."""
+    return "step" if jump.percent is None else f"{jump.percent:+.1f} %".replace("-", "−")
+
+
 def step_line(jump: Jump, series: Series) -> str:
-    """`−5.1 % from 20261130-... on (better): 12.1 → 11.5; changed there: stack.vllm 0.31 → 0.32`."""
-    size = "" if jump.percent is None else f"{jump.percent:+.1f} % ".replace("-", "−")
+    """`−5.1 % (better): 12.1 → 11.5`."""
     sense = {True: "worse", False: "better", None: "no direction"}[jump.worse]
-    line = f"{size}from {jump.session} on ({sense}): {amount(jump.before, series)} → {amount(jump.after, series)}"
-    if jump.changed:
-        told = ", ".join(jump.changed[:6]) + (f" and {len(jump.changed) - 6} more" * (len(jump.changed) > 6))
-        line += f"; changed there: {told}"
-    return line
+    return f"{size(jump)} ({sense}): {amount(jump.before, series)} → {amount(jump.after, series)}"
+
+
+def step_lines(many: Sequence[Series]) -> list[str]:
+    """Steps by the session they begin with, oldest first, and what else changed with it."""
+    groups: dict[str, list[tuple[Jump, Series]]] = {}
+    for series in many:
+        for jump in series.jumps:
+            groups.setdefault(jump.session, []).append((jump, series))
+    lines = []
+    for session, members in sorted(groups.items()):
+        changed = list(dict.fromkeys(text for jump, _ in members for text in jump.changed))
+        told = ", ".join(changed[:6]) + (f" and {len(changed) - 6} more" * (len(changed) > 6))
+        lines.append(f"from {session} on" + (f"; changed with it: {told}" if told else ""))
+        lines += [f"  {title(series)}: {step_line(jump, series)}" for jump, series in members]
+    return lines
 
 
 def _at(entry: Entry) -> str:
@@ -64,9 +79,8 @@ def series_table(series: Series) -> Table:
         jump = jumps.get(entry.session)
         told = Text(" ".join(entry.marks))
         if jump is not None:
-            sign = "" if jump.percent is None else f" {jump.percent:+.1f} %".replace("-", "−")
             style = {True: "red", False: "green", None: "yellow"}[jump.worse]
-            told = Text(f"◀ step{sign} ", style=style) + told
+            told = Text(f"◀ {size(jump)} ", style=style) + told
         made.add_row(Text(entry.session), _at(entry), amount(entry.value, series), str(entry.repeats), told)
     return made
 
@@ -87,9 +101,8 @@ def summary_table(many: Sequence[Series]) -> Table:
         values = [entry.value for entry in series.entries]
         steps = Text()
         for jump in series.jumps:
-            size = "step" if jump.percent is None else f"{jump.percent:+.1f} %".replace("-", "−")
             style = {True: "red", False: "green", None: "yellow"}[jump.worse]
-            steps += Text(f"{size} at {jump.session}\n", style=style)
+            steps += Text(f"{size(jump)} at {jump.session}\n", style=style)
         steps.rstrip()
         shape = sparkline([math.log(v) for v in values[-40:]] if min(values) > 0 else values[-40:])
         first, last = amount(values[0], series), amount(values[-1], series)
@@ -101,8 +114,7 @@ def summary_table(many: Sequence[Series]) -> Table:
 def parts(many: Sequence[Series], *, needed: int) -> list[Table | str]:
     """What there is to show: one series in full, several a line each; then the steps, and what is too short for any."""
     found: list[Table | str] = [series_table(many[0]) if len(many) == 1 else summary_table(many)]
-    for series in many:
-        found += [f"step: {title(series)}: {step_line(jump, series)}" for jump in series.jumps]
+    found += step_lines(many)
     if not any(series.jumps for series in many):
         found.append("no steps")
     short = [series for series in many if len(series.entries) < needed]
@@ -122,7 +134,9 @@ def parts(many: Sequence[Series], *, needed: int) -> list[Table | str]:
 def markdown(many: Sequence[Series]) -> str:
     lines = ["| point | metric | sessions | first | last | steps |", "|---|---|---:|---:|---:|---|"]
     for series in many:
-        steps = "<br>".join(_plain(step_line(jump, series)) for jump in series.jumps) or "none"
+        steps = (
+            "<br>".join(_plain(f"{step_line(jump, series)}, from {jump.session} on") for jump in series.jumps) or "none"
+        )
         first, last = (amount(series.entries[at].value, series) for at in (0, -1))
         point, key = _plain(series.point), _plain(series.metric.key)
         lines.append(f"| {point} | {key} | {len(series.entries)} | {first} | {last} | {steps} |")
