@@ -44,7 +44,7 @@ def project(tmp_path: Path) -> Project:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Two sessions: c1 as before, c8 12 % slower, c32 broken, and another lane that has not changed. Only to be read."""
+    """Two sessions: c1 as before, c8 12 % slower, c32 broken, and another lane unchanged. Only to be read."""
     project = Project(tmp_path_factory.mktemp("filled"))
     draw = random.Random(8)
     for name, slower in (("1", 1.0), ("2", 1.12)):
