@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +13,7 @@ import typer
 from neuronbench.commands import host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from neuronbench.compare import Comparison, Options, Selector, Side
 
@@ -146,8 +148,26 @@ def options_of(
         metrics=tuple(metrics or ()),
         by=by,
         allow=tuple(allow),
-        bands=Bands(given=_floors(floors or ()), policy=here.plugins.comparison_policy),
+        bands=Bands(given=_floors(floors or ()), policy=_policy(here)),
     )
+
+
+def _policy(here: host.Host) -> Callable[[str, str], Mapping[str, float] | None]:
+    """What plugins say of a metric's noise, each asked once. One that fails is named and passed over."""
+
+    @functools.cache
+    def policy(metric: str, lane: str) -> Mapping[str, float] | None:
+        try:
+            said = here.plugins.comparison_policy(metric, lane)
+            found = None if said is None else {name: float(said.get(name, 0.0)) for name in ("band", "floor")}
+            if found is not None and not all(0 <= number < math.inf for number in found.values()):
+                raise ValueError(f"expected numbers from 0 on, found {said}")
+        except Exception as error:  # a plugin's defect is no reason not to compare
+            host.complain(f"a plugin's comparison_policy for {metric}: {type(error).__name__}: {error}")
+            return None
+        return found
+
+    return policy
 
 
 def _with(options: Options, history: object) -> Options:

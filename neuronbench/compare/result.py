@@ -79,7 +79,7 @@ class Row:
     @property
     def percent(self) -> float | None:
         """The change in per cent of base, where it is a ratio."""
-        return None if self.change is None or not self.log else 100 * math.expm1(self.change)
+        return None if self.change is None or not self.log else 100 * math.expm1(min(self.change, 700.0))
 
     @property
     def severity(self) -> float:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 ROWS: Final = 60
 """Rows of a table on a terminal; more of them are counted, not shown."""
+NOTES: Final = 6
 STYLES: Final = {
     Verdict.REGRESSED: "red",
     Verdict.IMPROVED: "green",
@@ -171,7 +172,10 @@ def footing(comparison: Comparison) -> list[str]:
     for each in comparison.overall:
         between = "" if each.low is None or each.high is None else f" ({_percent(each.low)} … {_percent(each.high)})"
         lines.append(f"{each.metric.key} over {each.points} points: geometric mean {_percent(each.change)}{between}")
-    return [*lines, *comparison.notes]
+    notes = list(comparison.notes)
+    if len(notes) > NOTES:
+        notes[NOTES - 1 :] = [f"and {len(notes) - NOTES + 1} more metrics have no value on either side"]
+    return [*lines, *notes]
 
 
 def shown(rows: Sequence[Row], limit: int) -> tuple[list[Row], str]:

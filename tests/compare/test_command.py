@@ -217,6 +217,32 @@ def test_many_rows_are_counted_and_not_shown(project: Project) -> None:
     assert "more rows" not in project.run("compare", "--all").stdout
 
 
+def test_plugins_say_what_noise_is(project: Project) -> None:
+    (project.root / "noisy.py").write_text(
+        "from neuronbench import hookimpl\n"
+        "@hookimpl\n"
+        "def comparison_policy(metric, lane):\n"
+        "    if metric == 'tpot_p50_ms':\n"
+        "        raise RuntimeError('no idea')\n"
+        "    return {'band': 0.5} if metric == 'ttft_p50_ms' else None\n"
+    )
+    (project.root / "noisy-1.dist-info").mkdir()
+    (project.root / "noisy-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: noisy\nVersion: 1\n")
+    (project.root / "noisy-1.dist-info" / "entry_points.txt").write_text("[neuronbench]\nnoisy = noisy\n")
+    for name, factor in (("1", 1.0), ("2", 1.2)):
+        session = project.bench.session(name)
+        for repeat, value in enumerate((10.0, 10.1, 9.9), start=1):
+            values = [metric(id_, factor * value, stat="p50") for id_ in ("ttft", "tpot")]
+            project.bench.put(session, *values, repeat=repeat)
+    environ = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(project.root)])}
+    done = project.run("compare", "--format", "json", **environ)
+    rows = {row["metric"]: row for row in json.loads(done.stdout)["rows"]}
+    assert rows["ttft_p50_ms"]["noise_floor"]["source"] == "50 % (policy of a plugin for ttft_p50_ms)"
+    assert rows["ttft_p50_ms"]["verdict"] == "unchanged"
+    assert rows["tpot_p50_ms"]["verdict"] == "regressed"
+    assert done.stderr.count("RuntimeError: no idea") == 1
+
+
 def test_history_shows_where_it_jumped(project: Project) -> None:
     draw = random.Random(9)
     for number in range(1, 11):
