@@ -401,13 +401,13 @@ def test_ranks_end_with_their_worker(rig: Rig) -> None:
 
 def test_real_weights_learn(rig: Rig) -> None:
     wanted = TrainJob(
-        method="lora_sft", model="packaged:SmolLM2-135M-Instruct", steps=4, sequence_length=64, batch_size=1,
-        learning_rate=5e-4, holdout=0.02, threads=1, dataset_limit=60,
+        method="lora_sft", model="packaged:SmolLM2-135M-Instruct", steps=4, sequence_length=64, batch_size=2,
+        learning_rate=5e-4, holdout=0.3, threads=1, dataset_limit=3,
     )  # fmt: skip
     found, folder = rig.run(wanted)
-    assert found.losses[-1] < found.losses[0]
+    assert found.start["dataset"]["sequences"] <= 4  # few, so that each step sees what the first one saw
+    assert found.losses[-1] < found.losses[0] - 0.3
     assert found.start["parameters"]["frozen"] == pytest.approx(134.5e6, rel=0.01)
-    assert found.first.evaluations[-1]["loss"] < found.first.evaluations[0]["loss"]
     told = rig.trainer(wanted).export(wanted, folder=folder, into=folder / "out")
     assert {"config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"} <= (
         told["files"].keys()
