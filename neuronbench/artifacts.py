@@ -1,15 +1,19 @@
-"""Compiled artifacts kept between sessions: what was compiled for what, and every hit and miss.
+"""What is made once and kept between sessions: compiled artifacts, answers of references; every hit and miss counted.
 
 An artifact lies in `<cache>/artifacts/<key>/` beside `artifact.json`, which says all that went into the key. The folder
 appears in one rename, so that a compile that was cut off leaves nothing that looks like an artifact, and one compile of
 a key runs at a time on a host. A failed compile leaves `<key>.failure.json`: it is never used as an answer, the compile
 is tried again, and the record of the new try cites the old failure. `journal.jsonl` has one line per event.
+
+Whoever has an artifact holds `<key>.use`, shared, until it is released or the process ends, however that ends: what is
+held is never removed. The time of that file is when the artifact was last used.
+
+The answers of references (`<cache>/references/`) are kept in the same way.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -17,19 +21,20 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from neuronbench import keylocks
 from neuronbench.model import Failure, Json, canonical_json, fingerprint, jsonable
-from neuronbench.protocols import Progress
+from neuronbench.protocols import CacheEntry, Progress
 
 MANIFEST: Final = "artifact.json"
 JOURNAL: Final = "journal.jsonl"
 FORMAT: Final = 1
 
-Event: TypeAlias = Literal["hit", "miss", "corrupt", "published", "failed"]
+Event: TypeAlias = Literal["hit", "miss", "corrupt", "published", "failed", "removed"]
 
 
 class Busy(TimeoutError):
@@ -51,6 +56,13 @@ class Artifact:
     """What a reader of the record must know: a damaged artifact that was replaced, an earlier failure."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """`hits` and `misses` of this request."""
+    held: keylocks.Lock | None = field(default=None, repr=False, compare=False)
+    """Says to other processes that it is in use."""
+
+    def release(self) -> None:
+        """It is no longer needed: it may be removed from the cache. Idempotent."""
+        if self.held is not None:
+            self.held.close()
 
     @property
     def size_bytes(self) -> int:
@@ -75,11 +87,26 @@ def source_digest(*files: Path) -> str:
     return state.hexdigest()
 
 
-class ArtifactCache:
-    """The artifacts below one cache folder. Safe against other processes that use the same folder."""
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """What is kept, for messages."""
 
-    def __init__(self, cache_dir: Path) -> None:
-        self.folder = cache_dir / "artifacts"
+    title: str
+    noun: str
+    made: str
+    making: str
+
+
+ARTIFACTS: Final = Words(title="compiled artifacts", noun="artifact", made="compiled", making="compiling")
+REFERENCES: Final = Words(title="answers of references in fp32", noun="reference", made="computed", making="computing")
+
+
+class ArtifactCache:
+    """What is kept in one folder. Safe against other processes that use it; satisfies `protocols.Cache`."""
+
+    def __init__(self, cache_dir: Path, name: str = "artifacts", words: Words = ARTIFACTS) -> None:
+        self.name, self.title, self._words = name, words.title, words
+        self.folder = cache_dir / name
 
     def obtain(
         self,
@@ -89,19 +116,39 @@ class ArtifactCache:
         progress: Progress,
         deadline_s: float,
         failure_of: Callable[[BaseException], Failure | None] = lambda error: None,
+        title: str = "",
     ) -> Artifact:
         """The artifact for `parts`; when it is not there, `compile(folder)` makes it in an empty folder.
 
-        What `compile` returns becomes `facts` of the manifest. What it raises is raised on, after it was noted together
-        with what `failure_of` makes of it. Raises `Busy` when another process compiles the same for too long.
+        What `compile` returns becomes `facts` of the manifest; `title` says to people what it is. What `compile` raises
+        is raised on, after it was noted together with what `failure_of` makes of it. Raises `Busy` when another process
+        compiles the same for too long. The artifact is held until it is released or this process ends.
         """
         key = key_of(parts)
         self.folder.mkdir(parents=True, exist_ok=True)
+        held = keylocks.share(self.folder / f"{key}.use")
+        try:
+            found = self._obtain(key, parts, compile, progress, time.monotonic() + deadline_s, failure_of, title)
+        except BaseException:
+            held.close()
+            raise
+        return replace(found, held=held)
+
+    def _obtain(
+        self,
+        key: str,
+        parts: Mapping[str, Json],
+        compile: Callable[[Path], Mapping[str, Json]],
+        progress: Progress,
+        until: float,
+        failure_of: Callable[[BaseException], Failure | None],
+        title: str,
+    ) -> Artifact:
         notes: list[str] = []
         found = self._look(key, notes)
         if found is not None:
             return found
-        with self._locked(key, progress, time.monotonic() + deadline_s):
+        with self._locked(key, progress, until):
             found = self._look(key, notes)  # another process may have made it while we waited
             if found is not None:
                 return found
@@ -109,10 +156,10 @@ class ArtifactCache:
             earlier = self.failure(key)
             if earlier:
                 notes.append(
-                    f"the same compile failed {earlier['times']} time(s) before, last {earlier['at']}: "
+                    f"{self._words.making} the same failed {earlier['times']} time(s) before, last {earlier['at']}: "
                     f"{earlier['kind']}: {earlier['line']}; it was tried again"
                 )
-            return self._make(key, parts, compile, failure_of, notes)
+            return self._make(key, parts, compile, failure_of, notes, title)
 
     def failure(self, key: str) -> Mapping[str, Json] | None:
         """The last failed compile of a key; None when there is none, or it succeeded since."""
@@ -142,7 +189,8 @@ class ArtifactCache:
             return None
         wrong = _damage(folder)
         if wrong:
-            notes.append(f"the artifact in the cache was damaged ({wrong}) and was compiled anew")
+            words = self._words
+            notes.append(f"the {words.noun} in the cache was damaged ({wrong}) and was {words.made} anew")
             self._note(key, "corrupt", wrong)
             shutil.rmtree(folder, ignore_errors=True)
             return None
@@ -161,6 +209,7 @@ class ArtifactCache:
         compile: Callable[[Path], Mapping[str, Json]],
         failure_of: Callable[[BaseException], Failure | None],
         notes: list[str],
+        title: str,
     ) -> Artifact:
         for stale in self.folder.glob(f"{key}.tmp-*"):  # we hold the lock: whoever made them is gone
             shutil.rmtree(stale, ignore_errors=True)
@@ -171,13 +220,14 @@ class ArtifactCache:
             manifest = {
                 "format": FORMAT,
                 "key": key,
+                "title": title,
                 "parts": jsonable(parts),
                 "facts": facts,
                 "files": {path.relative_to(work).as_posix(): _describe(path) for path in _files(work)},
                 "created_at": _now(),
             }
             if not manifest["files"]:
-                raise RuntimeError("the compiler reported success and left no file")
+                raise RuntimeError(f"{self._words.making} reported success and left no file")
             (work / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True), encoding="utf-8")
             for path in [*_files(work), work]:
                 _fsync(path)
@@ -213,17 +263,82 @@ class ArtifactCache:
 
     @contextmanager
     def _locked(self, key: str, progress: Progress, until: float) -> Iterator[None]:
-        with open(self.folder / f"{key}.lock", "w") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= until:
-                        raise Busy(f"another process is still compiling artifact {key}") from None
-                    progress("waiting for another process that compiles the same")
-                    time.sleep(0.2)
+        while (lock := keylocks.take(self.folder / f"{key}.lock")) is None:
+            if time.monotonic() >= until:
+                raise Busy(f"another process is still {self._words.making} {self._words.noun} {key}") from None
+            progress(f"waiting for another process that is {self._words.making} the same")
+            time.sleep(0.2)
+        with lock:
             yield
+
+    # -- looking after it: satisfies `protocols.Cache`
+
+    def entries(self) -> list[CacheEntry]:
+        """Everything that is kept, what a killed compile left among it; the one that was not used for longest first."""
+        found: dict[str, CacheEntry] = {}
+        for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
+            if path.is_dir():
+                with contextlib.suppress(OSError):  # renamed or removed meanwhile
+                    found[path.name] = self._entry(path)
+        return sorted(found.values(), key=lambda entry: (entry.used_at, entry.key))
+
+    def _entry(self, path: Path) -> CacheEntry:
+        size = sum(file.stat().st_size for file in _files(path))
+        key, _, unfinished = path.name.partition(".tmp-")
+        title, created = "", path.stat().st_mtime
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+            title = str(manifest.get("title") or _title(manifest["parts"]))
+            created = datetime.fromisoformat(manifest["created_at"]).timestamp()
+        use = self.folder / f"{key}.use"
+        used = max(created, use.stat().st_mtime) if use.is_file() else created
+        # What was never finished is in use as long as somebody is at it.
+        lock = self.folder / (f"{key}.lock" if unfinished else f"{key}.use")
+        if unfinished:
+            title, used = f"left by a process that ended while {self._words.making}", created
+        return CacheEntry(
+            key=path.name, title=title, size_bytes=size, created_at=created, used_at=used, in_use=keylocks.is_held(lock)
+        )
+
+    def damage(self, key: str) -> str:
+        """What is wrong with an entry, in a few words; empty when its files are those that were written."""
+        return "was never finished" if ".tmp-" in key else _damage(self.folder / key)
+
+    def remove(self, key: str) -> bool:
+        """Remove an entry and what belongs to it; False when somebody uses it."""
+        name, _, unfinished = key.partition(".tmp-")
+        if not name or not (self.folder / key).resolve().is_relative_to(self.folder.resolve()) or "/" in key:
+            raise ValueError(f"{key!r} is no key of {self.folder}")
+        locks = []
+        try:
+            for suffix in (".lock",) if unfinished else (".lock", ".use"):
+                locks.append(keylocks.take(self.folder / f"{name}{suffix}"))
+                if locks[-1] is None:
+                    return False
+            if unfinished:
+                shutil.rmtree(self.folder / key, ignore_errors=True)
+                return True
+            # Out of sight in one step: nobody finds half an artifact.
+            gone = self.folder / f"{key}.tmp-{os.getpid()}"
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.folder / key, gone)
+            shutil.rmtree(gone, ignore_errors=True)
+            for path in (self._failure_file(name), self.folder / f"{name}.use", self.folder / f"{name}.lock"):
+                path.unlink(missing_ok=True)
+            self._note(key, "removed")
+            return True
+        finally:
+            for lock in locks:
+                if lock is not None:
+                    lock.close()
+
+
+def _title(parts: Mapping[str, Json]) -> str:
+    """Of an artifact that was made before artifacts had titles."""
+    shape = parts.get("shape") or {}
+    sizes = "×".join(str(shape[name]) for name in ("batch_size", "sequence_length") if name in shape)
+    words = [parts.get("family"), parts.get("task"), sizes, parts.get("dtype")]
+    return " ".join(str(word) for word in words if word)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from neuronbench.commands import (
+    cache,
     calibrate,
     compare,
     doctor,
@@ -78,6 +79,7 @@ def build(found: Plugins) -> typer.Typer:
     app.command("plugins", short_help="What is installed, and what is left out and why.")(plugins.plugins)
     app.add_typer(models.app, name="models", short_help="The models that are known; fetch one.")
     app.add_typer(weights.app, name="weights", short_help="Trained models by digest: put, get, verify.")
+    app.add_typer(cache.app, name="cache", short_help="What is kept between sessions: status, verify, prune.")
     app.command("load", short_help="Measure a server that runs already, without pytest.")(load.load)
     app.command("calibrate", short_help="How far this host's own measurements are off.")(calibrate.calibrate)
     app.command("import", short_help="Make receipts of what another tool measured.")(import_.import_results)

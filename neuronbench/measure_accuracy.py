@@ -67,6 +67,10 @@ def accuracy(
     record.add(*(each for each in found.metrics if each.key not in record.metrics))
     record.gate(*found.gates)
     part = {"name": samples.name, "artifact": artifact_hash(model.facts), "passed": found.passed, **found.facts}
+    kept = getattr(model, "reference_source", None)
+    if kept and reference is None:
+        part["kept"] = dict(kept)
+        record.notes += [f"reference: {note}" for note in kept["notes"]]
     record.workload.setdefault(PART, []).append(part)
     return found
 

@@ -293,6 +293,8 @@ class Peak:
     """A document, or how it was measured."""
     date: str
     """When that was so, ISO 8601."""
+    bound: bool = False
+    """Only what it cannot exceed, not what it reaches: tells the impossible, and is no denominator of a utilisation."""
 
 
 @runtime_checkable
@@ -366,6 +368,48 @@ class Provider(Protocol):
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# caches
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheEntry:
+    """Something that is kept between sessions, and could be made again."""
+
+    key: str
+    title: str
+    """What it is, for people: model, shape, type."""
+    size_bytes: int
+    created_at: float
+    """Seconds since the epoch, like `used_at`."""
+    used_at: float
+    """When it was last used."""
+    in_use: bool = False
+    """Whether a process that runs has it: it is not to be removed."""
+
+
+@runtime_checkable
+class Cache(Protocol):
+    """A place where things are kept that could be made again: `neuronbench cache` shows, checks and prunes it.
+
+    A backend with caches of its own (a compiler's, for one) has a method `caches(settings)` that returns them; it is
+    optional, and not part of `Backend`.
+    """
+
+    name: str
+    title: str
+    folder: Path
+
+    def entries(self) -> Sequence[CacheEntry]:
+        """All that is there."""
+
+    def damage(self, key: str) -> str:
+        """What is wrong with an entry, in a few words; empty when it is what was put there."""
+
+    def remove(self, key: str) -> bool:
+        """Remove it, unless somebody uses it: False then."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # recording
 
 
@@ -406,6 +450,8 @@ __all__ = [
     "BackendInfo",
     "BootContext",
     "BootError",
+    "Cache",
+    "CacheEntry",
     "CompiledModel",
     "DeadlineExceeded",
     "Delivery",

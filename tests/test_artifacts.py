@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from neuronbench import artifacts
+from neuronbench import artifacts, keylocks
 from neuronbench.artifacts import ArtifactCache
 from neuronbench.model import Failure
 
@@ -177,3 +177,96 @@ def test_a_journal_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     with (cache.folder / artifacts.JOURNAL).open("a") as file:
         file.write('{"event": "hi')
     assert events(cache) == ["miss", "published"]
+
+
+# -- looking after it -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_held_stays_until_it_is_released(tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path)
+    made = obtain(cache, compiler([]), title="a model")
+    (entry,) = cache.entries()
+    assert (entry.key, entry.title, entry.in_use) == (made.key, "a model", True)
+    assert not cache.remove(made.key)
+    assert made.folder.is_dir()
+    made.release()
+    made.release()
+    assert [entry.in_use for entry in cache.entries()] == [False]
+    assert cache.remove(made.key)
+    assert cache.entries() == []
+    assert [path.name for path in cache.folder.iterdir()] == [artifacts.JOURNAL]
+    assert events(cache)[-1] == "removed"
+    assert not obtain(cache, compiler([])).hit
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from neuronbench.artifacts import ArtifactCache
+
+held = ArtifactCache(Path(sys.argv[1])).obtain({"a": 1}, None, progress=None, deadline_s=1)
+print("holding", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_that_runs_keeps_its_artifact_and_one_that_was_killed_does_not(tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path)
+    made = obtain(cache, compiler([]), {"a": 1})
+    made.release()
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline().strip() == "holding"
+    assert not cache.remove(made.key)
+    process.kill()
+    process.wait(20)
+    process.stdout.close()
+    process.stdin.close()
+    assert cache.remove(made.key)
+
+
+def test_an_artifact_that_is_being_compiled_is_not_removed_and_what_a_killed_compile_left_is(tmp_path: Path) -> None:
+    process = compiling(tmp_path, 600)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "compiling"
+    cache = ArtifactCache(tmp_path)
+    (entry,) = cache.entries()
+    assert entry.in_use
+    assert "left by a process" in entry.title
+    assert not cache.remove(entry.key)
+    process.kill()
+    process.wait(20)
+    process.stdout.close()
+    assert [each.in_use for each in cache.entries()] == [False]
+    assert cache.damage(entry.key) == "was never finished"
+    assert cache.remove(entry.key)
+    assert cache.entries() == []
+
+
+@pytest.mark.parametrize("key", ["", "..", "../x", "a/b"])
+def test_nothing_outside_of_the_cache_is_removed(tmp_path: Path, key: str) -> None:
+    cache = ArtifactCache(tmp_path)
+    cache.folder.mkdir()
+    with pytest.raises(ValueError, match="no key of"):
+        cache.remove(key)
+
+
+def test_a_lock_on_a_file_that_was_removed_is_not_taken_for_one(tmp_path: Path) -> None:
+    path = tmp_path / "x.use"
+    first = keylocks.take(path)
+    assert first is not None
+    assert keylocks.take(path) is None
+    path.unlink()
+    second = keylocks.take(path)
+    assert second is not None
+    assert path.exists()
+    assert keylocks.is_held(path)
+    first.close()
+    assert keylocks.is_held(path)
+    second.close()
+    assert not keylocks.is_held(path)
+    assert not keylocks.is_held(tmp_path / "none")

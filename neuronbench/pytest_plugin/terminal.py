@@ -147,6 +147,8 @@ class Terminal:
         if made:
             show(tables.render(compiles.compile_table(made), width=width, color=color).rstrip())
             show(compiles.compile_line(made))
+        if references := compiles.reference_line(ran):
+            show(references)
         for title, lines in (
             ("marked by gates", tables.gate_lines(ran)),
             ("failures by cause", tables.failure_lines(ran)),

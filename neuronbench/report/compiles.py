@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from neuronbench.model import Outcome, Record
+from neuronbench.receipts.evidence import PART
 from neuronbench.report.tables import number, plain_table, verdict
 
 if TYPE_CHECKING:
@@ -16,6 +17,18 @@ def artifact_of(record: Record) -> Mapping[str, Any]:
     """What the record says of the artifact; empty when there is none."""
     found = record.resource.facts.get("artifact") if record.resource else None
     return found or {}
+
+
+def reference_line(records: Sequence[Record]) -> str:
+    """`references: 2 computed, 5 from the cache`; empty when no record rests on one that is kept."""
+    parts = [part for record in records for part in record.workload.get(PART, ()) if isinstance(part, Mapping)]
+    kept = [part["kept"] for part in parts if isinstance(part.get("kept"), Mapping)]
+    if not kept:
+        return ""
+    hits = sum(each.get("cache") == "hit" for each in kept)
+    notes = [f"\n  {note}" for each in kept for note in each.get("notes", ())]
+    computed = f"{len(kept) - hits} computed" if len(kept) > hits else "nothing was computed"
+    return f"references: {computed}, {hits} from the cache" + "".join(notes)
 
 
 def compile_table(records: Sequence[Record]) -> Table:

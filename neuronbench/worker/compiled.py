@@ -20,6 +20,7 @@ from neuronbench.model import Failure, Json, Metric, ResourceSpec
 from neuronbench.protocols import Floor, InputSpec, PointFailure, Progress
 from neuronbench.worker import batches
 from neuronbench.worker.client import Launch, Reply, Worker
+from neuronbench.worker.references import References
 from neuronbench.worker.runs import Run, timed, windowed
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class Plan:
     load_deadline_s: float
     trash: Sequence[Path] = ()
     """Folders to remove with the model."""
+    release: Callable[[], None] = lambda: None
+    """Called when the model has stopped: what it was loaded from is no longer needed."""
+    references: References | None = None
+    """Where answers of the reference model are kept; None: they are computed each time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +105,8 @@ class WorkerModel:
         """Whether a call keeps the host's cores of its copy busy throughout, because they are the device."""
         self.clock: Callable[[int], None] = lambda duration_ns: None
         """Told the duration of each single call; pytest-benchmark's timer listens here."""
+        self.reference_source: Mapping[str, Json] = {}
+        """Where the last answers of the reference were from: `cache`, `key`, `made_at`, `notes`; empty if not kept."""
         self._plan = plan
         self._workers: list[Worker] = [first]
         self._bound: dict[int, str] = {}
@@ -129,6 +136,7 @@ class WorkerModel:
 
     def stop(self) -> None:
         with contextlib.ExitStack() as stack:
+            stack.callback(self._plan.release)
             for path in self._plan.trash:
                 stack.callback(shutil.rmtree, path, ignore_errors=True)
             for worker in self._workers:
@@ -159,8 +167,19 @@ class WorkerModel:
         return self.references([self._batch if inputs is None else inputs])[0]
 
     def references(self, inputs: Sequence[Mapping[str, Any]]) -> list[Arrays]:
-        """The same for several batches, by one worker."""
-        given = [batches.to_tensors(self._checked(each)) for each in inputs]
+        """The same for several batches, by one worker; or as they were kept. `reference_source` says which."""
+        given = [self._checked(each) for each in inputs]
+        kept = self._plan.references
+        if kept is None:
+            self.reference_source = {}
+            return self._computed(given)
+        found, self.reference_source = kept.obtain(
+            given, lambda: self._computed(given), deadline_s=self._plan.load_deadline_s
+        )
+        return found
+
+    def _computed(self, inputs: Sequence[Arrays]) -> list[Arrays]:
+        given = [batches.to_tensors(each) for each in inputs]
         with self._beside(self._plan.reference, "reference") as worker:
             return [
                 _arrays(

@@ -18,6 +18,7 @@ from neuronbench.protocols import Floor
 from neuronbench.stacks import clean_environment
 from neuronbench.worker.client import Launch
 from neuronbench.worker.compiled import Plan, WorkerModel, start_copy
+from neuronbench.worker.references import References
 
 HANDLERS = Path(__file__).parent / "fake_handlers"
 WIDTH = 12
@@ -40,6 +41,7 @@ def classifier(tmp_path: Path) -> Iterator[Callable[..., WorkerModel]]:
             launch=lambda index: launch, load={}, reference=launch, folder=tmp_path,
             spawn=partial(processes.spawn, pid_dir=tmp_path / "pids"), name=f"{spec.id}-{len(models)}",
             call_deadline_s=30.0, load_deadline_s=30.0,
+            references=References(cache_dir=tmp_path / "cache", parts={"weights": "w1"}, title="a classifier"),
         )  # fmt: skip
         worker, reply = start_copy(plan, 0)
         facts = {"artifact": {"key": artifact or f"key-{behaviour}"}, "model": {"weights_digest": "w1"}}

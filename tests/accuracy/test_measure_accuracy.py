@@ -114,6 +114,23 @@ def test_the_reference_is_asked_in_one_worker_that_ends(bench, classifier, rows,
     assert len(list((tmp_path / "pids").glob("*.json"))) == 1  # the model's own worker
 
 
+def test_the_reference_is_asked_once_for_all_models_of_the_same_weights(
+    bench, classifier, rows, tmp_path: Path
+) -> None:
+    for name, behaviour, cache in (("first", "plain", "miss"), ("second", "plain", "hit"), ("third", "nan", "hit")):
+        model, point = classifier(behaviour), bench(name)
+        found = point.measure.accuracy(model, rows(), measure=Labels())
+        assert found.passed is (behaviour == "plain")
+        (part,) = point.record.workload["accuracy"]
+        assert part["kept"]["cache"] == cache
+    assert len(list(tmp_path.glob("*-reference.log"))) == 1
+    (file,) = tmp_path.glob("cache/references/*/answers.npz")
+    file.write_bytes(b"x" + file.read_bytes()[1:])
+    point = bench("fourth")
+    assert point.measure.accuracy(classifier(), rows(), measure=Labels()).passed
+    assert "the reference in the cache was damaged" in point.record.notes[0]
+
+
 def test_truth_lets_the_error_rate_decide_too(bench, classifier, rows) -> None:
     samples: Samples = rows()
     model = classifier("wrong_labels")

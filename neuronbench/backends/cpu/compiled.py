@@ -23,7 +23,7 @@ Parameters of a point that are this provider's business (others are ignored):
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import shutil
 import time
 from collections.abc import Mapping
@@ -31,6 +31,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from neuronbench import artifacts, models
+from neuronbench.backends.cpu.compiled_facts import (
+    artifact_facts,
+    artifact_metrics,
+    reference_parts,
+    source_files,
+    title,
+)
 from neuronbench.backends.cpu.processor import cores_of, cpu_flags, cxx, floor, host_cores
 from neuronbench.catalog.architectures import architecture_of
 from neuronbench.definitions import metric
@@ -40,6 +47,7 @@ from neuronbench.protocols import Backend, BootContext, BootError, PointFailure,
 from neuronbench.stacks import clean_environment
 from neuronbench.worker.client import Launch, Worker
 from neuronbench.worker.compiled import Plan, WorkerModel, start_copy
+from neuronbench.worker.references import References
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
@@ -160,17 +168,22 @@ class _Boot:
                 **{name: made[name] for name in ("names", "loop", "inputs", "outputs")},
             },
             reference=launch(None), reference_arguments=build,
+            references=References(
+                cache_dir=context.settings.cache_dir, parts=reference_parts(parts, given), title=title(given)
+            ),
+            release=artifact.release,
             folder=context.folder, spawn=context.spawn, name=self.spec.id,
             call_deadline_s=context.settings.deadlines.point, load_deadline_s=min(self.left_s(), 300.0),
             trash=[self.scratch],
         )  # fmt: skip
         context.progress(f"loading {self.spec.id}")
-        worker, loaded = start_copy(plan, 0, context.progress)
-        try:
-            return self._verified(plan, worker, loaded.value, artifact)
-        except BaseException:
-            worker.stop()
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(artifact.release)
+            worker, loaded = start_copy(plan, 0, context.progress)
+            undo.callback(worker.stop)
+            model = self._verified(plan, worker, loaded.value, artifact)
+            undo.pop_all()
+            return model
 
     def _verified(
         self, plan: Plan, worker: Worker, loaded: Mapping[str, Json], artifact: artifacts.Artifact
@@ -223,7 +236,7 @@ class _Boot:
             )  # fmt: skip
         except models.ModelError as error:
             raise PointFailure(error.failure()) from error
-        config = hashlib.sha256((model.path / "config.json").read_bytes()).hexdigest()
+        config = source_files(model.path)
         facts = model.facts()
         if given["weights"] == "seeded":
             facts["note"] = f"the model's architecture with random weights, seed {given['weights_seed']}"
@@ -253,7 +266,12 @@ class _Boot:
 
         try:
             found = artifacts.ArtifactCache(context.settings.cache_dir).obtain(
-                parts, compile, progress=context.progress, deadline_s=self.left_s(), failure_of=_failure_of
+                parts,
+                compile,
+                progress=context.progress,
+                deadline_s=self.left_s(),
+                failure_of=_failure_of,
+                title=title(given),
             )
         except artifacts.Busy as error:
             raise PointFailure(
@@ -267,42 +285,6 @@ class _Boot:
 
 def _failure_of(error: BaseException) -> Failure | None:
     return error.failure if isinstance(error, PointFailure) else None
-
-
-def artifact_metrics(found: artifacts.Artifact) -> list[Metric]:
-    """Cold and warm apart: a compile that did not happen has no time, and the note says what stands for it."""
-    seconds = found.facts["seconds"]
-    cold = None if found.hit else float(found.facts["wall_s"])
-    note = f"nothing was compiled: the artifact of {found.manifest['created_at']} was in the cache" if found.hit else ""
-    return [
-        metric("compile_time", cold, stat="cold", n=0 if found.hit else 1, note=note),
-        metric("compile_time", found.found_s if found.hit else None, stat="warm", n=int(found.hit),
-               note="" if found.hit else "the artifact was not in the cache"),
-        metric("export_time", None if found.hit else seconds["export"], n=0 if found.hit else 1, note=note),
-        metric("artifact_size", found.size_bytes, n=1),
-        metric("graphs", found.facts["graphs"], n=1),
-        metric("cache_hits", found.counts["hits"], n=1),
-        metric("cache_misses", found.counts["misses"], n=1),
-    ]  # fmt: skip
-
-
-def artifact_facts(found: artifacts.Artifact) -> dict[str, Json]:
-    """What a record says of the artifact it rests on."""
-    files = found.manifest["files"]
-    return {
-        "key": found.key,
-        "cache": "hit" if found.hit else "miss",
-        "created_at": found.manifest["created_at"],
-        "sha256": {name: entry["sha256"] for name, entry in files.items()},
-        "bytes": found.size_bytes,
-        "parts": found.manifest["parts"],
-        "compiler": found.facts["compiler"],
-        "seconds": found.facts["seconds"],
-        "operations": found.facts.get("operations"),
-        "flops_per_call": found.facts["flops_per_call"],
-        "model": found.facts["model"],
-        "notes": list(found.notes),
-    }
 
 
 def key_parts(given: FrozenMap, stack: Stack, identity: Mapping[str, Json]) -> dict[str, Json]:

@@ -1,0 +1,83 @@
+"""Which entries of caches go when space is to be had: those that were not used for long, the longest first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from neuronbench.protocols import Cache, CacheEntry
+
+_AGES: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SIZES: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doomed:
+    """An entry that is to go, and why."""
+
+    cache: Cache
+    entry: CacheEntry
+    why: str
+
+
+def age_s(text: str) -> float:
+    """`30d`, `12h`, `90m` → seconds. Raises `ValueError`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip())
+    if not found:
+        raise ValueError(f"expected a time such as 30d, 12h or 90m; found {text!r}")
+    return float(found[1]) * _AGES[found[2]]
+
+
+def size_bytes(text: str) -> int:
+    """`20GB`, `500MB`, `0` → bytes, by powers of ten. Raises `ValueError`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise ValueError(f"expected a size such as 20GB or 500MB; found {text!r}")
+    return int(float(found[1]) * _SIZES[found[2].upper()])
+
+
+def said_size(count: float) -> str:
+    """`812.4 MB`."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit in ("B", "KB") else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def said_age(seconds: float) -> str:
+    """`3 d`: in the largest unit that it has one of."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def doomed(
+    caches: Sequence[Cache], *, now: float, older_than_s: float | None = None, max_bytes: int | None = None
+) -> list[Doomed]:
+    """What was not used for `older_than_s`; then, the longest unused first, what all of them are above `max_bytes`.
+
+    What is in use stays, whatever it is, and counts in the sum. Instants are seconds since the epoch.
+    """
+    everything = [(cache, entry) for cache in caches for entry in cache.entries()]
+    everything.sort(key=lambda pair: pair[1].used_at)
+    left = sum(entry.size_bytes for _, entry in everything)
+    found = []
+    for old in (True, False):  # age first: what goes for its age makes room
+        for cache, entry in list(everything):
+            if entry.in_use:
+                continue
+            unused_s = now - entry.used_at
+            if old and older_than_s is not None and unused_s > older_than_s:
+                why = f"not used for {said_age(unused_s)}"
+            elif not old and max_bytes is not None and left > max_bytes:
+                why = f"all together are above {said_size(max_bytes)}"
+            else:
+                continue
+            left -= entry.size_bytes
+            everything.remove((cache, entry))
+            found.append(Doomed(cache=cache, entry=entry, why=why))
+    return found
