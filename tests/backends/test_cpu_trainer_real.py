@@ -13,6 +13,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -50,6 +51,26 @@ def job(**changes: Any) -> TrainJob:
     return TrainJob.from_point({**BASE, **changes})
 
 
+FAKE_MLFLOW = """
+import pathlib, traceback
+
+def __getattr__(name):
+    if not name.startswith("__"):
+        with open(pathlib.Path(__file__).with_name("used.txt"), "a") as file:
+            file.write(name + "\\n" + "".join(traceback.format_stack()))
+    raise AttributeError(name)
+"""
+"""An mlflow for the workers that does nothing but tell when anything of it is used."""
+
+
+def fake_mlflow(folder: Path) -> None:
+    (folder / "mlflow").mkdir(parents=True)
+    (folder / "mlflow" / "__init__.py").write_text(FAKE_MLFLOW, encoding="utf-8")
+    (folder / "mlflow-3.1.0.dist-info").mkdir()
+    told = "Metadata-Version: 2.1\nName: mlflow\nVersion: 3.1.0\n"
+    (folder / "mlflow-3.1.0.dist-info" / "METADATA").write_text(told, encoding="utf-8")
+
+
 @dataclasses.dataclass
 class Rig:
     """A provider with a real stack, and what it booted."""
@@ -60,8 +81,8 @@ class Rig:
     live: dict[str, WorkerTrainer] = dataclasses.field(default_factory=dict)
     runs: int = 0
 
-    def spec(self, wanted: TrainJob, **more: Any) -> ResourceSpec:
-        params = FrozenMap({**wanted.to_json(), **more})
+    def spec(self, wanted: TrainJob) -> ResourceSpec:
+        params = FrozenMap({**wanted.to_json(), "worker_env": {"PYTHONPATH": str(self.folder / "fakes")}})
         point = Point(benchmark="b.py::f", lane="lora_sft", backend="cpu", params=params, id="p")
         return self.plugins.provider("trainer/trl-cpu").spec(point, self.plugins.backend("cpu"), self.settings)
 
@@ -96,6 +117,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = config.load(PROJECT, overrides={"stacks": {"any": stack} if stack else {}})
     plugins = Plugins(entry_points=False)
     made = Rig(folder, plugins, dataclasses.replace(settings, data_root=folder))
+    fake_mlflow(folder / "fakes")
     spec = made.spec(job())
     unsupported = plugins.provider(spec.provider).check(spec, plugins.backend("cpu"), made.settings)
     if unsupported is not None:
@@ -253,9 +275,10 @@ def test_bfloat16_is_what_the_weights_are_in(rig: Rig) -> None:
 
 def test_a_loss_that_is_not_finite_ends_the_run_unless_told_otherwise(rig: Rig) -> None:
     wild = {"method": "full_sft", "adapter": None, "learning_rate": 1e30, "holdout": 0.0, "steps": 5}
-    found, _ = rig.run(job(**wild))
+    found, folder = rig.run(job(**wild))
     assert found.reason == "non_finite"
     assert found.first_bad == found.numbers[-1] < 5
+    assert not (folder / "final").exists()  # nothing that could be taken for a result
     told = job(**wild, on_non_finite="continue")
     folder = rig.folder / "wild"
     rig.trainer(told).train(told, folder=folder, deadline_s=RUN_S)
@@ -334,14 +357,25 @@ def test_what_is_exported_is_the_base_with_its_adapter(rig: Rig, lora: tuple[Ste
     assert "model.safetensors" not in only["files"]
 
 
-def test_nothing_is_logged_to_anything_else(rig: Rig, lora: tuple[Steps, Path]) -> None:
-    trainer = rig.trainer(job())
-    log = trainer.logs[0]
-    assert not [path for path in log.parent.rglob("*") if path.name in ("mlruns", "mlflow.db", "wandb", "runs")]
-    assert not [path for path in lora[1].rglob("*") if path.name in ("mlruns", "mlflow.db", "wandb", "runs")]
-    environ = Path(f"/proc/{trainer.pids()[0]}/environ")
-    if environ.exists():
-        assert b"DISABLE_MLFLOW_INTEGRATION=TRUE" in environ.read_bytes().split(b"\0")
+def test_no_library_logs_to_mlflow_by_itself(rig: Rig, lora: tuple[Steps, Path]) -> None:
+    trainer, fakes = rig.trainer(job()), rig.folder / "fakes"
+    # Were it not for our settings, transformers would use what it finds: the fake is a witness that sees something.
+    code = "from transformers.integrations import is_mlflow_available as a; print(a()); import mlflow; mlflow.start_run"
+    python = trainer.facts["stack"]["python"]
+    done = subprocess.run(
+        [python, "-c", code], env={**os.environ, "PYTHONPATH": str(fakes)}, capture_output=True, text=True, timeout=120
+    )
+    assert "True" in done.stdout
+    used = fakes / "mlflow" / "used.txt"
+    assert used.read_text(encoding="utf-8").startswith("start_run")
+    used.unlink()
+    rig.run(job(steps=2))
+    rig.run(job(steps=2, method="orpo", dataset="builtin:preferences"))
+    assert not used.exists()
+    for folder in (trainer.logs[0].parent, lora[1]):
+        assert not [path for path in folder.rglob("*") if path.name in ("mlruns", "mlflow.db", "wandb", "runs")]
+    rig.trainer(job()).export(job(), folder=lora[1], into=rig.folder / "quiet")
+    assert not used.exists()
 
 
 def test_mistakes_are_answered_and_the_worker_lives_on(rig: Rig, lora: tuple[Steps, Path]) -> None:

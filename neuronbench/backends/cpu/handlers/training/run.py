@@ -180,7 +180,7 @@ class Run:
         self.restore_ns = 0
         self._masks: list[Any] = []
         self._resumed_from = self._last_step = 0
-        self._reason = "done"
+        self._reason, self._finite = "done", True
         self.prepared = rig.data(job)
         self._world = job["world_size"]
         per_step = job["batch_size"] * job["accumulation"] * self._world
@@ -195,9 +195,12 @@ class Run:
         self.init_digest = state.digest(self.trainer.model)
 
     def train(self) -> dict[str, Any]:
-        """To the end, or to a loss that is not finite. The log has an `end` then, and the final state is kept."""
+        """To the end, or to a loss that is not finite. The log has an `end` then, and the final state is kept
+        where all losses were finite."""
         if self._resume is not None and self._resume.name == f"checkpoint-{self.job['steps']}":
             raise ValueError(f"the checkpoint {self._resume} is of the last step: there is nothing left to train")
+        if self.rank == 0:
+            state.forget(self.folder)
         self._log = StepLog(self.folder, self.rank)
         try:
             self.trainer.train(resume_from_checkpoint=str(self._resume) if self._resume else None)
@@ -206,7 +209,7 @@ class Run:
             total = self._timer.total()
             self._evaluate(self._last_step)
             final = state.digest(self.trainer.model)
-            if self.rank == 0:
+            if self.rank == 0 and self._finite:
                 state.keep(self.trainer.model, self.folder)
             self._together()
             self._log.end(total, steps=self._last_step, reason=self._reason, final_digest=final)
@@ -260,7 +263,10 @@ class Run:
             sequences=sum(len(mask) for mask in self._masks), micro_batches=len(self.micro_losses),
         )  # fmt: skip
         self._last_step = step
-        if math.isfinite(timed.values["loss"]) or self.job["on_non_finite"] == "continue":
+        if math.isfinite(timed.values["loss"]):
+            return True
+        self._finite = False
+        if self.job["on_non_finite"] == "continue":
             return True
         self._reason = "non_finite"
         return False

@@ -101,11 +101,15 @@ def check(folder: Path) -> None:
             raise ValueError(f"{folder / name}: expected SHA-256 {entry['sha256']}, found {found}")
 
 
+def forget(folder: Path) -> None:
+    """An earlier attempt's final state is not that of the attempt that begins."""
+    for name in (FINAL, f".{FINAL}"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
 def keep(model: Any, folder: Path) -> None:
     """The trained state (of an adapter, the adapter alone) as it was left."""
     target, making = folder / FINAL, folder / f".{FINAL}"
-    for path in (target, making):
-        shutil.rmtree(path, ignore_errors=True)
     model.save_pretrained(str(making), safe_serialization=True)
     making.rename(target)
 
@@ -114,7 +118,10 @@ def trained(job: dict[str, Any], source: Source, folder: Path, *, merged: bool =
     """The model with what training left in `folder`."""
     kept = folder / FINAL
     if not kept.is_dir():
-        raise FileNotFoundError(f"{folder} holds no trained state: expected {FINAL}/ in it, which a whole run leaves")
+        raise FileNotFoundError(
+            f"{folder} holds no trained state: expected {FINAL}/ in it, which a whole "
+            "run leaves whose losses are all finite"
+        )
     if not job["adapter"]:
         import transformers  # type: ignore[import-not-found,unused-ignore]
 
