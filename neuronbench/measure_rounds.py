@@ -1,12 +1,12 @@
 """What pytest-benchmark timed, as metrics and gates of a record.
 
-Its rounds are calls (or means over the iterations of a round). On the worker's clock they are calls of a compiled model
+Its rounds are calls (or means over the iterations of a round), all of them kept in `rounds.parquet`. On the worker's clock they are calls of a compiled model
 and get the gates of one; on any other timer they are the time of a Python function.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench import measure_device, stats
 from neuronbench.definitions import metric
@@ -14,6 +14,8 @@ from neuronbench.model import Gate
 
 if TYPE_CHECKING:
     from neuronbench.records import OpenRecord
+
+TABLE: Final = "rounds.parquet"
 
 
 def record(opened: OpenRecord, rounds: Any, model: Any) -> None:
@@ -23,7 +25,8 @@ def record(opened: OpenRecord, rounds: Any, model: Any) -> None:
     """
     import numpy as np
 
-    durations = np.sort(np.asarray(rounds.stats.data, dtype=float)) * 1e3
+    in_order = np.asarray(rounds.stats.data, dtype=float)
+    durations = np.sort(in_order) * 1e3
     iterations = int(rounds.iterations)
     id = "call_time" if model is None else "latency"
     said = "timed by pytest-benchmark" + (f", rounds of {iterations} iterations" if iterations > 1 else "")
@@ -45,8 +48,20 @@ def record(opened: OpenRecord, rounds: Any, model: Any) -> None:
         "timer": getattr(timer, "__name__", str(timer)),
         "group": rounds.group,
     }
+    _write_rounds(opened, in_order)
     if model is not None:
         target.gate(*_gates(float(durations[0]), model))
+
+
+def _write_rounds(opened: OpenRecord, seconds: Any) -> None:
+    """Every round in the order they ran: the time of a call in ns, of several iterations their mean."""
+    import numpy as np
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    columns = {"round": np.arange(len(seconds), dtype="int64"), "duration_ns": seconds * 1e9}
+    parquet.write_table(arrow.table(columns), opened.folder / TABLE, compression="zstd")
+    opened.record.tables["rounds"] = TABLE
 
 
 def _gates(least_ms: float, model: Any) -> list[Gate]:

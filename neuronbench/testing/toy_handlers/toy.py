@@ -142,6 +142,10 @@ class Handler:
         elif how == "print":
             print("chatter of a library", flush=True)
             os.write(1, b"chatter below Python\n")
+        elif how == "garbage":
+            self.spoil("garbage without an end")
+        elif how == "babble":
+            self.spoil("x" * 1023 + "\n", times=1 << 14)
         elif how == "not_json":
             return {"value": {1, 2}}
         elif how == "not_a_number":
