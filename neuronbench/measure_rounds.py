@@ -1,7 +1,8 @@
 """What pytest-benchmark timed, as metrics and gates of a record.
 
-Its rounds are calls (or means over the iterations of a round), all of them kept in `rounds.parquet`. On the worker's clock they are calls of a compiled model
-and get the gates of one; on any other timer they are the time of a Python function.
+Its rounds are calls (or means over the iterations of a round), all of them kept in `rounds.parquet`. On the worker's
+clock they are calls of a compiled model and get the gates of one; on any other timer they are the time of a Python
+function.
 """
 
 from __future__ import annotations
