@@ -94,7 +94,7 @@ class Handler:
         """Load the packages; returns what the model takes, and how long loading took without any import."""
         importlib.import_module("torch._inductor.package")  # imports are no part of loading
         begun = time.monotonic()
-        graphs = {name: torch._inductor.aoti_load_package(os.path.join(folder, f"{name}.pt2")) for name in names}
+        graphs = {name: load_package(os.path.join(folder, f"{name}.pt2")) for name in names}
         self._model = self._family.loop(graphs, **loop) if loop else graphs[ONE]
         self._outputs = outputs
         return {"inputs": inputs, "outputs": outputs, "seconds": time.monotonic() - begun}
@@ -123,3 +123,21 @@ class Handler:
     def _build(self, source: dict[str, Any], task: str, shape: dict[str, Any]) -> Built:
         built: Built = self._family.build(Source(**source), task, shape)
         return built
+
+
+def load_package(path: str) -> Callable[..., Any]:
+    """A package as something to call.
+
+    torch's own function first asks what this processor can do, and finds out by running the C++ compiler several times,
+    which takes longer than all the rest; the artifact's key has the processor's flags already. Where the loader beneath
+    it is not where it was, its own function will do.
+    """
+    try:
+        from torch.export.pt2_archive._package import (  # type: ignore[import-not-found,unused-ignore]
+            AOTICompiledModel,
+        )
+
+        loader = torch._C._aoti.AOTIModelPackageLoader(path, ONE, False, 1, -1)
+    except (ImportError, AttributeError, TypeError):
+        return torch._inductor.aoti_load_package(path)  # type: ignore[no-any-return,unused-ignore]
+    return AOTICompiledModel(loader)  # type: ignore[no-any-return,unused-ignore]
