@@ -12,7 +12,7 @@ def bench_data_isolation(trainer, measure, point):
     for kind in ("real", "synthetic", "synthetic", "real"):
         runs[kind].append(measure.train(trainer, jobs[kind], check_loss=False))
     shapes = {
-        kind: (few[0]["tokens_tokens"], few[0]["padding_share"], [run.steps.numbers for run in few])
+        kind: (few[0]["tokens_tokens"], few[0]["padding_share_share"], [run.steps.numbers for run in few])
         for kind, few in runs.items()
     }
     same = shapes["real"] == shapes["synthetic"]
@@ -22,3 +22,9 @@ def bench_data_isolation(trainer, measure, point):
         cost = 1 - sum(rates["real"]) / sum(rates["synthetic"])
         spread = max(max(few) / min(few) - 1 for few in rates.values())
         measure.metric("input_cost", cost, n=2, note=f"two runs of one kind differ by up to {spread:.1%}")
+        resolved = abs(cost) > spread
+        why = "" if resolved else "runs of one kind differ by more than that: it is not distinguishable from nothing"
+        gate = nb.Gate(
+            id="input_cost_resolved", passed=resolved, observed=cost, limit=spread, severity="info", message=why
+        )
+        measure.gate(gate)
