@@ -23,7 +23,7 @@ from neuronbench.measure import clock_epoch
 from neuronbench.measure_device import WORKER, default_samplers, or_logs, record_workers
 from neuronbench.measure_serving import host_contention
 from neuronbench.model import Failure, Gate, Json, Metric
-from neuronbench.protocols import PointFailure, Trainer
+from neuronbench.protocols import Peak, PointFailure, Trainer
 from neuronbench.telemetry.request import TelemetryRequest
 from neuronbench.training import folders, steps
 from neuronbench.training.steps import StepLogError, Steps
@@ -128,7 +128,7 @@ def train(
         raise type(error)(_cut_off(error.failure, kept, job, resume)) from error
     if resume is True:
         discard(folder)
-    return _reduced(opened, trainer, job, found, folder, facts, check_loss)
+    return _reduced(session, opened, trainer, job, found, folder, facts, check_loss)
 
 
 def _check_resumable(run: Trained) -> None:
@@ -299,7 +299,18 @@ def _cut_off(failure: Failure, kept: Steps | None, job: TrainJob, resume: bool |
     return replace(failure, message=message, remedy=remedy)
 
 
+def _host_peak(session: Session, trainer: Trainer) -> Peak | None:
+    """What a core of this host was measured to do in this session; None unless it is the host that trains."""
+    from neuronbench.training.peaks import host_peak
+
+    if trainer.peak is None or not trainer.peak.bound:
+        return None
+    floor = next((record for record in session.records if record.receipt_id == session.host_floor), None)
+    return host_peak(floor, trainer.peak.dtype, trainer.cores)
+
+
 def _reduced(
+    session: Session,
     opened: OpenRecord,
     trainer: Trainer,
     job: TrainJob,
@@ -312,7 +323,7 @@ def _reduced(
     from neuronbench.training.reduce import reduce
 
     record = opened.record
-    metrics, gates, more = reduce(found, peak=trainer.peak, cores=trainer.cores)
+    metrics, gates, more = reduce(found, peak=trainer.peak, cores=trainer.cores, floor=_host_peak(session, trainer))
     metrics += holdout(found)
     gates += [loss_falls_gate(found)] if check_loss else []
     # The metrics of a second run in the same record are left out, for a result is never overwritten.

@@ -9,15 +9,82 @@ Chowdhery et al. (2022).
 
 Rows of an input embedding are looked up, not multiplied: where it is a matrix of its own (not tied to the output), its
 parameters are in no product and are left out.
+
+Counts are of the whole model. Where ranks split it between them (tensor parallelism, `tp_degree` above 1 in their start
+lines), each counts what it holds, `Parameters.of` adds them up, and what every rank holds whole (`replicated`: norms,
+the adapter's matrices that are not split) counts once; else one adapter would have more parameters on more ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from neuronbench.model import Json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """What the ranks counted on the model as it is trained, of the whole model. None where they did not say."""
+
+    trainable: int | None
+    frozen: int | None
+    total: int | None
+    optimizer: int | None
+    """Parameters that the optimiser changes."""
+    embedding: int
+    """Of the input embedding."""
+    tied: bool
+    """Whether the input embedding is the output's matrix as well."""
+    adapter: bool
+    layers: int
+    width: int
+    """Of attention: heads × size of a head."""
+    tensor_degree: int = 1
+    problem: str = ""
+    """Why the counts cannot be those of the whole model; empty when they can."""
+
+    @classmethod
+    def of(cls, starts: Sequence[Mapping[str, Any]]) -> Parameters:
+        """From the start lines of all ranks, rank 0 first.
+
+        Ranks of rank 0's data shard are one model; with `tp_degree` above 1 each of them holds a part of it.
+        """
+        first: Mapping[str, Any] = starts[0].get("parameters") or {}
+        degree = int(first.get("tp_degree") or 1)
+        shard = (starts[0].get("data_shard") or [0])[0]
+        group = [one.get("parameters") or {} for one in starts if (one.get("data_shard") or [0])[0] == shard]
+        problem = ""
+        if degree > 1 and len(group) != degree:
+            problem = f"tp_degree is {degree}, but {len(group)} ranks say that they hold parts of one model"
+        parts = group if degree > 1 else group[:1]
+
+        def summed(name: str, *kinds: str) -> int | None:
+            counts = [_count(one.get(name)) for one in parts]
+            if any(count is None for count in counts):
+                return None
+            whole = sum(_count((first.get("replicated") or {}).get(kind)) or 0 for kind in kinds)
+            return sum(count or 0 for count in counts) - (len(parts) - 1) * whole
+
+        heads, size = _count(first.get("heads")), _count(first.get("head_dim"))
+        return cls(
+            trainable=summed("trainable", "trainable"),
+            frozen=summed("frozen", "frozen"),
+            total=summed("total", "trainable", "frozen"),
+            optimizer=summed("optimizer", "trainable"),
+            embedding=summed("embedding", "embedding") or 0,
+            tied=bool(first.get("tied", True)),
+            adapter=bool(first.get("adapter")),
+            layers=_count(first.get("layers")) or 0,
+            width=heads * size if heads and size else _count(first.get("hidden")) or 0,
+            tensor_degree=degree,
+            problem=problem,
+        )
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,19 +120,20 @@ class FlopModel:
             )
 
     @classmethod
-    def of(cls, start: Mapping[str, Json], sequence: float) -> FlopModel:
-        """From a step log's start line. Raises `KeyError`, `TypeError` or `ValueError` for counts it cannot use."""
-        said: Mapping[str, Any] = start["parameters"]
-        tied = bool(said.get("tied", True))
-        adapter = bool(said.get("adapter"))
+    def of(cls, said: Parameters, start: Mapping[str, Any], sequence: float) -> FlopModel:
+        """Of counted parameters and a start line. Raises `ValueError` for counts it cannot use."""
+        if said.problem:
+            raise ValueError(said.problem)
+        if said.trainable is None or said.frozen is None:
+            raise ValueError("trainable and frozen parameters were not counted")
         return cls(
-            trainable=int(said["trainable"]),
-            frozen=int(said["frozen"]),
+            trainable=said.trainable,
+            frozen=said.frozen,
             recompute=bool(start.get("recompute")),
-            looked_up=0 if tied else int(said.get("embedding") or 0),
-            looked_up_trainable=not adapter,
-            layers=int(said.get("layers") or 0),
-            hidden=int(said.get("hidden") or 0),
+            looked_up=0 if said.tied else said.embedding,
+            looked_up_trainable=not said.adapter,
+            layers=said.layers,
+            hidden=said.width,
             sequence=sequence,
             causal=start.get("attention", "causal") == "causal",
         )

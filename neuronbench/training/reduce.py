@@ -2,13 +2,13 @@
 
 Two rates stand beside each other: by the steps' own timers, which end at the device's barrier, and by the wall from the
 end of the first step to the device's last word. The wall one is the headline; where the two differ by more than 5 % the
-device was working while no timer looked, and the record is invalid.
+device was working while no timer looked, and the record is invalid. Checkpoints and evaluations are taken out of both.
 
 | gate | fails when |
 |---|---|
 | `timer_escapes_device` | step time with barrier and by the wall differ by more than 5 % |
-| `non_finite_loss` | a loss is not finite; numbers are of the steps before it |
-| `implausible` | MFU above 100 % |
+| `non_finite_loss` | a loss is not finite; all numbers are of the steps before it |
+| `implausible` | more arithmetic than the cores can do: MFU above 100 % of a documented peak, or of a bound |
 | `parameters_consistent` | the optimiser holds other parameters than were counted, or an adapter left nothing frozen |
 | `tokens_counted` | the batches' tokens are not those of the data set's sequences |
 | `steps_enough` | (provisional) fewer than 3 steps after the first |
@@ -16,114 +16,69 @@ device was working while no timer looked, and the record is invalid.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from neuronbench import stats
 from neuronbench.definitions import metric
 from neuronbench.model import Gate, Json, Metric
 from neuronbench.protocols import Peak
-from neuronbench.training.flops import FlopModel
+from neuronbench.training import gates, peaks
+from neuronbench.training.flops import FlopModel, Parameters
+from neuronbench.training.window import NO_STEP, Window, one_of_each, window_of
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from neuronbench.training.steps import Steps
 
-ESCAPE_LIMIT: Final = 0.05
-LEAST_STEPS: Final = 3
-"""After the first: a third of them is one step then."""
 PERCENTILES: Final = (0.5, 0.9, 0.99)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Window:
-    """The steps that rates are of: all after the first of this attempt, up to the last with a finite loss."""
-
-    numbers: npt.NDArray[Any]
-    """Step numbers."""
-    barrier_ns: npt.NDArray[Any]
-    """Begin → end of each step, of the slowest rank."""
-    tokens: npt.NDArray[Any]
-    """Non-padding, of all distinct data shards."""
-    padding: npt.NDArray[Any]
-    wall_ns: int
-    """From the end of the first step to the end of training, without what was taken out."""
-    taken_out_ns: int
-    """Checkpoints and evaluations between the steps."""
-    taken_out: int
-
-    @property
-    def steps(self) -> int:
-        return len(self.numbers)
-
-
 def reduce(
-    run: Steps, *, peak: Peak | None, cores: int, check_loss: bool = True
+    run: Steps, *, peak: Peak | None, cores: int, floor: Peak | None = None
 ) -> tuple[list[Metric], list[Gate], dict[str, Json]]:
     """Metrics, gates and facts of a run that `steps.verify` has passed.
 
-    `cores` × `peak` is the denominator of the utilisation. With `check_loss` a loss that is not finite makes the record
-    invalid; without, it is said and the numbers still end before it.
+    `cores` × `peak` is the denominator of the utilisation. Where that is only a bound, the utilisation is of `floor`,
+    what the host was measured to do (see `peaks.host_peak`), and null without it.
     """
     window = window_of(run)
-    flops, why_not = _flops(run)
-    found = [*_times(run, window), *_rates(window), *_losses(run), *_state(run)]
-    utilisation = _mfu(window, flops, why_not, peak, cores)
-    gates = [
-        _escape_gate(window), _finite_gate(run, check_loss), _implausible_gate(utilisation, peak),
-        _parameters_gate(run), _tokens_gate(run), _enough_gate(window),
+    counted = Parameters.of([log.start for log in run.ranks])
+    flops, why_not = _flops(run, counted)
+    found = [
+        *_times(run, window), *_rates(window), *_losses(run), *_state(run, counted),
+        peaks.mfu(window, flops or why_not, peak, floor, cores),
+    ]  # fmt: skip
+    judged = [
+        gates.escape_gate(window), gates.finite_gate(run),
+        gates.implausible_gate(window, flops or why_not, peak, cores),
+        gates.parameters_gate(counted), gates.tokens_gate(run), gates.enough_gate(window),
     ]  # fmt: skip
     facts: dict[str, Json] = {
         "flops": flops.to_json() if flops else {"missing": why_not},
-        "peak": None if peak is None else {"flops": peak.flops, "dtype": peak.dtype, "source": peak.source,
-                                           "date": peak.date, "cores": cores},
+        "peak": _peak_facts(floor if peak is not None and peak.bound else peak, cores),
+        "bound": _peak_facts(peak if peak is not None and peak.bound else None, cores),
         "window": {
             "steps": window.steps, "first_left_out": run.numbers[0] if run.numbers else None,
             "taken_out": window.taken_out, "taken_out_s": window.taken_out_ns / 1e9,
         },
+        "rank_skew_ms": _skew(run, window),
     }  # fmt: skip
-    return [*found, utilisation], gates, facts
+    return found, judged, facts
 
 
-def window_of(run: Steps) -> Window:
-    """The window of `run`; see `Window`. Ranks of one data shard count their tokens once."""
+def _peak_facts(peak: Peak | None, cores: int) -> Json:
+    if peak is None:
+        return None
+    return {"flops": peak.flops, "dtype": peak.dtype, "source": peak.source, "date": peak.date, "cores": cores}
+
+
+def _skew(run: Steps, window: Window) -> Json:
+    """How far apart the ranks end a step, in ms; None with one rank."""
     import numpy as np
 
-    last = math.inf if run.first_bad is None else run.first_bad - 1
-    numbers = np.array(run.numbers, dtype=np.int64)
-    kept = np.flatnonzero(numbers <= last)[1:]
-    one_of_each = {shard: rank for rank, shard in sorted(run.shards.items(), reverse=True)}
-    barrier = np.max([run.column("end_ns", r) - run.column("begin_ns", r) for r in run.shards], axis=0)
-    tokens = np.sum([run.column("tokens", rank) for rank in one_of_each.values()], axis=0)
-    padding = np.sum([run.column("padding_tokens", rank) for rank in one_of_each.values()], axis=0)
-    ends = np.max([run.column("end_ns", rank) for rank in run.shards], axis=0)
-    if not len(kept):
-        return Window(
-            numbers=numbers[kept], barrier_ns=barrier[kept], tokens=tokens[kept], padding=padding[kept], wall_ns=0,
-            taken_out_ns=0, taken_out=0,
-        )  # fmt: skip
-    begin = int(ends[kept[0] - 1])
-    whole = run.first_bad is None and all(log.end is not None for log in run.ranks)
-    end = max(int(log.end["train_end_ns"]) for log in run.ranks if log.end) if whole else int(ends[kept[-1]])
-    events = [*run.first.checkpoints, *run.first.evaluations]
-    spans = [
-        (max(int(one["begin_ns"]), begin), min(int(one["end_ns"]), end))
-        for one in events
-        if one.get("begin_ns") is not None and one.get("end_ns") is not None
-    ]
-    spans = [span for span in spans if span[1] > span[0]]
-    out = sum(last - first for first, last in spans)
-    return Window(
-        numbers=numbers[kept], barrier_ns=barrier[kept], tokens=tokens[kept], padding=padding[kept],
-        wall_ns=end - begin - out, taken_out_ns=out, taken_out=len(spans),
-    )  # fmt: skip
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# metrics
+    if len(run.ranks) < 2 or not window.steps:
+        return None
+    ms = window.skew_ns / 1e6
+    return {"ranks": len(run.ranks), "median": round(float(np.median(ms)), 3), "max": round(float(ms.max()), 3)}
 
 
 def _times(run: Steps, window: Window) -> list[Metric]:
@@ -134,70 +89,82 @@ def _times(run: Steps, window: Window) -> list[Metric]:
     for p in PERCENTILES:
         q = stats.quantile(ms, p, independent=False)
         found.append(metric("step_time", q.value, stat=f"p{100 * p:g}", n=q.n, note=q.note))
-    found.append(metric("step_time", float(ms.mean()) if len(ms) else None, stat="mean", n=len(ms)))
+    mean = float(ms.mean()) if len(ms) else None
+    found.append(metric("step_time", mean, stat="mean", n=len(ms), note="" if len(ms) else NO_STEP))
     taken = f"{window.taken_out} checkpoints and evaluations taken out" if window.taken_out else ""
+    taken += f", {window.unclocked} of them with the whole gap between two steps" if window.unclocked else ""
     wall = window.wall_ns / window.steps / 1e6 if window.steps else None
-    found.append(metric("step_time_wall", wall, n=window.steps, note=taken if window.steps else _NONE))
+    found.append(metric("step_time_wall", wall, n=window.steps, note=taken if window.steps else NO_STEP))
     if run.first.steps:
         first = run.first.steps[0]
         begun = int((run.first.end or {}).get("train_begin_ns") or first["begin_ns"])
         found.append(metric("first_step_time", (int(first["end_ns"]) - begun) / 1e9, n=1))
     span = run.span_ns
-    found.append(metric("train_wall", None if span is None else (span[1] - span[0]) / 1e9, n=1 if span else 0))
+    wall_s = None if span is None else (span[1] - span[0]) / 1e9
+    found.append(metric("train_wall", wall_s, n=1 if span else 0, note="" if span else "no step was made"))
     found.append(_retention(window, "first"))
     found.append(_retention(window, "best"))
     return found
 
 
-_NONE: Final = "no step after the first: the first has compilation and loading in it and is in no rate"
-
-
 def _rates(window: Window) -> list[Metric]:
     n = window.steps
     if not n or window.wall_ns <= 0:
-        why = _NONE if not n else "the wall of the window is 0"
-        ids = ("train_throughput", "train_throughput_padded", "train_throughput_barrier")
+        why = NO_STEP if not n else "the wall of the window is 0"
+        ids = ("train_throughput", "train_throughput_padded", "train_throughput_barrier", "padding_share")
         return [metric(id_, None, note=why) for id_ in ids]
     tokens, padding = int(window.tokens.sum()), int(window.padding.sum())
     wall_s, timed_s = window.wall_ns / 1e9, float(window.barrier_ns.sum()) / 1e9
+    empty = "" if tokens + padding else "the batches had no token"
     return [
         metric("train_throughput", tokens / wall_s, n=n),
         metric("train_throughput_padded", (tokens + padding) / wall_s, n=n),
-        metric("train_throughput_barrier", tokens / timed_s if timed_s else None, n=n),
-        metric("padding_share", padding / (tokens + padding) if tokens + padding else None, n=n),
+        metric(
+            "train_throughput_barrier",
+            tokens / timed_s if timed_s else None,
+            n=n,
+            note="" if timed_s else "the steps took no time by their timers",
+        ),
+        metric("padding_share", None if empty else padding / (tokens + padding), n=n, note=empty),
     ]
 
 
 def _retention(window: Window, against: str) -> Metric:
-    """Rate of the last third of the steps / that of the first third, or of the best step."""
+    """Mean rate of the last third of the steps / that of the first step of the window, or of its best."""
     third = window.steps // 3
     if third < 1:
         note = f"needs 3 steps after the first, found {window.steps}"
         return metric("retention", None, stat=f"vs_{against}", n=window.steps, note=note)
-    rates = window.tokens / window.barrier_ns
+    rates = window.tokens / window.barrier_ns.clip(1)
     last = float(rates[-third:].mean())
-    base = float(rates[:third].mean()) if against == "first" else float(rates.max())
-    value = 100 * last / base if base > 0 else None
-    return metric("retention", value, stat=f"vs_{against}", n=window.steps)
+    base = float(rates[0] if against == "first" else rates.max())
+    note = f"steps {window.numbers[-third]} to {window.numbers[-1]}"
+    note += f" / step {window.numbers[0]}" if against == "first" else " / the best"
+    if base <= 0:
+        return metric("retention", None, stat=f"vs_{against}", n=window.steps, note=f"{note}, which had no token")
+    return metric("retention", 100 * last / base, stat=f"vs_{against}", n=window.steps, note=note)
 
 
 def _losses(run: Steps) -> list[Metric]:
-    losses = [loss for loss in run.losses if math.isfinite(loss)]
-    n = len(losses)
-    note = "" if n == len(run.losses) else f"{len(run.losses) - n} losses are not finite and left out"
+    """Of the steps before the first loss that is not finite."""
+    bad = run.first_bad
+    losses = [loss for step, loss in zip(run.numbers, run.losses, strict=True) if bad is None or step < bad]
+    note = "" if bad is None else f"of the steps before {bad}, whose loss is not finite"
+    note = note or ("" if losses else "no step was made")
     values = {"first": losses[0], "last": losses[-1], "min": min(losses)} if losses else {}
-    return [metric("loss", values.get(stat), stat=stat, n=n, note=note) for stat in ("first", "last", "min")]
+    return [metric("loss", values.get(stat), stat=stat, n=len(losses), note=note) for stat in ("first", "last", "min")]
 
 
-def _state(run: Steps) -> list[Metric]:
+def _state(run: Steps, counted: Parameters) -> list[Metric]:
     """Counts, checkpoints and restores."""
-    said: Mapping[str, Any] = run.start.get("parameters") or {}
-    one_of_each = {shard: rank for rank, shard in sorted(run.shards.items(), reverse=True)}
-    found = [
-        metric("tokens", float(sum(int(run.column("tokens", rank).sum()) for rank in one_of_each.values())), n=1),
-        metric("trainable_parameters", _count(said.get("trainable")), n=1),
-        metric("total_parameters", _count(said.get("total")), n=1),
-    ]
+    tokens = sum(int(run.column("tokens", rank).sum()) for rank in one_of_each(run))
+    resumed = f"of this attempt, which went on from step {run.resumed_from}" if run.resumed_from else ""
+    unknown = "the worker did not count them"
+    found = [metric("tokens", float(tokens), n=1, note=resumed)]
+    for name, count in (("trainable_parameters", counted.trainable), ("total_parameters", counted.total)):
+        why = unknown if count is None else ""
+        why = why or (f"summed over {counted.tensor_degree} ranks" if counted.tensor_degree > 1 else "")
+        found.append(metric(name, None if count is None else float(count), n=0 if count is None else 1, note=why))
     saved = [one for one in run.first.checkpoints if one.get("end_ns") is not None]
     if saved:
         spent = [(int(one["end_ns"]) - int(one["begin_ns"])) / 1e9 for one in saved]
@@ -211,11 +178,7 @@ def _state(run: Steps) -> list[Metric]:
     return found
 
 
-def _count(value: Any) -> float | None:
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _flops(run: Steps) -> tuple[FlopModel | None, str]:
+def _flops(run: Steps, counted: Parameters) -> tuple[FlopModel | None, str]:
     """The FLOP model of the run, or why there is none."""
     rows = [row for log in run.ranks for row in log.steps]
     sequences = sum(int(row["sequences"]) for row in rows)
@@ -223,141 +186,6 @@ def _flops(run: Steps) -> tuple[FlopModel | None, str]:
         return None, "no sequence was trained on"
     computed = sum(int(row["tokens"]) + int(row["padding_tokens"]) for row in rows) / sequences
     try:
-        return FlopModel.of(run.start, computed), ""
-    except (KeyError, TypeError, ValueError) as error:
+        return FlopModel.of(counted, run.start, computed), ""
+    except ValueError as error:
         return None, f"the worker's count of parameters does not give a FLOP model: {error}"
-
-
-def _mfu(window: Window, flops: FlopModel | None, why_not: str, peak: Peak | None, cores: int) -> Metric:
-    if flops is None:
-        return metric("mfu", None, note=why_not)
-    if peak is None:
-        return metric("mfu", None, note="nobody says what a core of this hardware can do at best")
-    if not window.steps or window.wall_ns <= 0:
-        return metric("mfu", None, note=_NONE)
-    rate = float(window.tokens.sum()) / (window.wall_ns / 1e9)
-    source = f"{cores} × {peak.flops / 1e12:g} TFLOP/s dense {peak.dtype}, {peak.source}, {peak.date}"
-    return metric("mfu", flops.mfu_pct(rate, peak.flops, cores), n=window.steps, note=f"{flops.formula()}; {source}")
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# gates
-
-
-def escape(barrier_ms: float, wall_ms: float) -> float:
-    """Relative difference of the step time with barrier from that by the wall."""
-    return abs(wall_ms - barrier_ms) / wall_ms
-
-
-def _escape_gate(window: Window) -> Gate:
-    if not window.steps or window.wall_ns <= 0:
-        return Gate(id="timer_escapes_device", passed=None, limit=ESCAPE_LIMIT, message=_NONE)
-    barrier, wall = float(window.barrier_ns.mean()) / 1e6, window.wall_ns / window.steps / 1e6
-    off = escape(barrier, wall)
-    return Gate(
-        id="timer_escapes_device",
-        passed=off <= ESCAPE_LIMIT,
-        observed=off,
-        limit=ESCAPE_LIMIT,
-        unit="share",
-        message=f"a step takes {barrier:.4g} ms by its timer, {wall:.4g} ms by the wall",
-    )
-
-
-def _finite_gate(run: Steps, check_loss: bool) -> Gate:
-    bad = run.first_bad
-    return Gate(
-        id="non_finite_loss",
-        passed=bad is None,
-        observed=bad,
-        unit="" if bad is None else "step",
-        severity="invalid" if check_loss else "info",
-        message="" if bad is None else f"the loss of step {bad} is the first that is not finite; numbers end before it",
-    )
-
-
-def _implausible_gate(utilisation: Metric, peak: Peak | None) -> Gate:
-    value = utilisation.value
-    return Gate(
-        id="implausible",
-        passed=None if value is None else value <= 100.0,
-        observed=value,
-        limit=100.0,
-        unit="%",
-        message=utilisation.note if value is None else f"MFU by {utilisation.note}",
-    )
-
-
-def _parameters_gate(run: Steps) -> Gate:
-    said: Mapping[str, Any] = run.start.get("parameters") or {}
-    trainable, frozen, total = (_count(said.get(name)) for name in ("trainable", "frozen", "total"))
-    held = _count(said.get("optimizer"))
-    problems = []
-    if trainable is None or frozen is None:
-        return Gate(
-            id="parameters_consistent", passed=None, message="the worker did not count trainable and frozen parameters"
-        )
-    if total is not None and trainable + frozen != total:
-        problems.append(f"{trainable:,.0f} trainable + {frozen:,.0f} frozen are not {total:,.0f}")
-    if not trainable:
-        problems.append("nothing is trainable")
-    if said.get("adapter") and not frozen:
-        problems.append("an adapter is trained and yet nothing is frozen: counted before it was attached?")
-    if held is not None and held != trainable:
-        problems.append(f"the optimiser holds {held:,.0f} parameters, {trainable:,.0f} were counted as trainable")
-    return Gate(
-        id="parameters_consistent",
-        passed=not problems,
-        observed=held,
-        limit=trainable,
-        unit="parameters",
-        message="; ".join(problems),
-    )
-
-
-def _tokens_gate(run: Steps) -> Gate:
-    """Tokens of the batches against those of the sequences that the data set has, and what they can be at most."""
-    one_of_each = {shard: rank for rank, shard in sorted(run.shards.items(), reverse=True)}
-    by_shard: dict[int, list[tuple[int, int]]] = {}
-    for log in run.ranks:
-        counted = [(int(row["tokens"]), int(row["padding_tokens"])) for row in log.steps]
-        other = by_shard.setdefault(run.shards[log.rank], counted)
-        if other != counted:
-            return _tokens(False, None, None, f"ranks of data shard {run.shards[log.rank]} count different tokens")
-    seen = [sum(sum(int(v) for v in run.column(name, rank)) for rank in one_of_each.values())
-            for name in ("tokens", "padding_tokens", "sequences")]  # fmt: skip
-    tokens, padding, sequences = seen
-    data: Mapping[str, Any] = run.start.get("dataset") or {}
-    due = data.get("consumed")
-    whole = run.reason == "done" and not run.resumed_from
-    if isinstance(due, Mapping) and whole:
-        expected = (due.get("tokens"), due.get("padding_tokens"))
-        same = (tokens, padding) == expected
-        text = f"batches: {tokens:,} tokens and {padding:,} of padding; the sequences that were due have "
-        return _tokens(same, tokens, due.get("tokens"), "" if same else text + f"{expected[0]:,} and {expected[1]:,}")
-    stored, padded = data.get("sequences"), data.get("padding_tokens")
-    if not (isinstance(stored, int) and stored and isinstance(data.get("tokens"), int) and isinstance(padded, int)):
-        return _tokens(None, tokens, None, "the worker does not say how many tokens its data set has")
-    size = (data["tokens"] + padded) / stored
-    if tokens + padding > sequences * size * (1 + 1e-9):
-        text = f"{tokens + padding:,} tokens in {sequences:,} sequences of {size:g}: more than fit"
-        return _tokens(False, tokens, round(sequences * size), text)
-    if padded and not padding and sequences:
-        return _tokens(False, tokens, None, "the data set has padding, the batches count none: it counts as tokens")
-    return _tokens(None, tokens, None, "part of a run: no more than fits into its sequences, not counted against them")
-
-
-def _tokens(passed: bool | None, observed: Any, limit: Any, message: str) -> Gate:
-    return Gate(id="tokens_counted", passed=passed, observed=observed, limit=limit, unit="tokens", message=message)
-
-
-def _enough_gate(window: Window) -> Gate:
-    return Gate(
-        id="steps_enough",
-        passed=window.steps >= LEAST_STEPS,
-        observed=window.steps,
-        limit=LEAST_STEPS,
-        unit="steps",
-        severity="provisional",
-        message="steps after the first, of which rates are made",
-    )

@@ -126,6 +126,7 @@ def test_no_tracking_reaches_a_worker(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_a_peak_says_what_it_is(plugins: Plugins) -> None:
     assert cpu.peak("float32").flops == 64 * 6e9
     assert "not a measurement" in cpu.peak("float32").source
+    assert cpu.peak("float32").bound
     assert len(cpu.peak("bfloat16").date) == len("2025-01-01")
 
 

@@ -236,7 +236,7 @@ def peak(dtype: str) -> Peak:
     bound = floor(0.0, dtype, 1)
     return Peak(
         flops=bound.peak_flops, dtype=dtype, source=f"bound by instruction set, not a measurement: {bound.source}",
-        date=datetime.now(UTC).date().isoformat(),
+        date=datetime.now(UTC).date().isoformat(), bound=True,
     )  # fmt: skip
 
 

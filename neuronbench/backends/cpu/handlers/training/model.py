@@ -87,6 +87,7 @@ def parameters(model: Any, optimizer: Any = None) -> dict[str, Any]:
         "trainable": counts[True], "frozen": counts[False], "total": counts[True] + counts[False], "optimizer": held,
         "adapter": hasattr(model, "peft_config"),
         "layers": config.num_hidden_layers, "hidden": config.hidden_size, "heads": config.num_attention_heads,
+        "head_dim": getattr(config, "head_dim", None),
         "vocabulary": config.vocab_size, "embedding": embedding.weight.numel(),
         "tied": bool(config.tie_word_embeddings), "tp_degree": 1,
     }  # fmt: skip
