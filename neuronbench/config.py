@@ -78,6 +78,8 @@ class Settings:
     """Port for served models; 0 takes a free one."""
     endpoint: str = ""
     """URL of a server that is already running, instead of booting one."""
+    tokenizer: Path | None = None
+    """`tokenizer.json` of that server's model, or the folder it is in, where the server tokenizes nothing itself."""
     deadlines: Deadlines = Deadlines()
     cache_dir: Path = Path()
     """Models that were fetched or converted, calibration."""
@@ -112,6 +114,7 @@ _FILE_KEYS = {
     "traces": int,
     "port": int,
     "endpoint": str,
+    "tokenizer": str,
     "cache_dir": str,
 }
 
@@ -190,7 +193,8 @@ def load(
         stacks=stacks,
         stack_sources=sources,
         deadlines=Deadlines(**deadlines),
-        **{k: v for k, v in values.items() if k not in ("data_root", "cache_dir", "grid_dirs")},
+        tokenizer=folder("tokenizer", root) if values.get("tokenizer") else None,
+        **{k: v for k, v in values.items() if k not in ("data_root", "cache_dir", "grid_dirs", "tokenizer")},
     )
     return validate(settings)
 
@@ -200,6 +204,14 @@ def validate(settings: Settings) -> Settings:
         raise ConfigError(f"repeats: expected a whole number from 1, found {settings.repeats}")
     if not 0 <= settings.port <= 65535:
         raise ConfigError(f"port: expected 0 to 65535, found {settings.port}")
+    if settings.tokenizer is not None:
+        if not settings.endpoint:
+            raise ConfigError("tokenizer: it is for a server that runs already; name that with endpoint, too")
+        file = settings.tokenizer / "tokenizer.json" if settings.tokenizer.is_dir() else settings.tokenizer
+        if file.name != "tokenizer.json" or not file.is_file():
+            raise ConfigError(
+                f"tokenizer: expected a tokenizer.json or a folder that has one, found {settings.tokenizer}"
+            )
     if settings.traces < 0:
         raise ConfigError(f"traces: expected 0 or more, found {settings.traces}")
     return settings

@@ -17,6 +17,7 @@ from neuronbench.model import (
     Environment,
     Failure,
     FrozenMap,
+    Json,
     Outcome,
     Point,
     Provenance,
@@ -259,8 +260,10 @@ class Session:
     def spec(self, point: Point, kind: str) -> ResourceSpec:
         """The resource `point` needs; raises `LookupError` when no plugin provides it."""
         if kind == "endpoint" and self.settings.endpoint:
-            settings = FrozenMap(url=self.settings.endpoint, model=point.get("served_model"))
-            return ResourceSpec(kind=kind, backend=point.backend, provider=EXTERNAL, settings=settings, cores=0)
+            given: dict[str, Json] = {"url": self.settings.endpoint, "model": point.get("served_model")}
+            if self.settings.tokenizer is not None:
+                given["tokenizer"] = str(self.settings.tokenizer)
+            return ResourceSpec(kind=kind, backend=point.backend, provider=EXTERNAL, settings=FrozenMap(given), cores=0)
         info = self.plugins.provider_for(kind, point.backend)
         if info is None:
             raise LookupError(f"no installed plugin offers an {kind!r} for backend {point.backend!r}")

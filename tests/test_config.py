@@ -48,6 +48,20 @@ def test_stacks_say_where_they_were_named(tmp_path: Path) -> None:
     assert found.stack_sources == {"serving": "--nb-stack", "train": CONFIG_FILE}
 
 
+def test_a_tokenizer_is_of_a_running_server_and_there(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    write(tmp_path, 'endpoint = "http://x:1"\ntokenizer = "model"\n')
+    assert settings(tmp_path).tokenizer == tmp_path / "model"
+    file = tmp_path / "model" / "tokenizer.json"
+    assert settings(tmp_path, tokenizer=str(file)).tokenizer == file
+    for bad in (str(tmp_path), str(tmp_path / "nothing" / "tokenizer.json")):
+        with pytest.raises(ConfigError, match=r"expected a tokenizer\.json or a folder that has one"):
+            settings(tmp_path, tokenizer=bad)
+    with pytest.raises(ConfigError, match="name that with endpoint"):
+        settings(tmp_path, endpoint="", tokenizer=str(file))
+
+
 def test_paths_are_relative_to_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tmp_path / "project"
     project.mkdir()

@@ -56,7 +56,9 @@ class Request:
     def source(self) -> PromptSource:
         if self.vocabulary is None:
             raise ValueError(
-                "prompts of an exact length are drawn as token ids: the model's vocabulary is needed, found None"
+                "prompts of an exact length are drawn as token ids, and the vocabulary of the model is not known: name "
+                "its tokenizer (--nb-tokenizer PATH; for neuronbench load --tokenizer PATH), or use the chat API on a "
+                "server with /tokenize"
             )
         return PromptSource(self.vocabulary, self.seed)
 

@@ -27,6 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--nb-deadline", metavar="NAME=S", action="append", default=[],
         help="deadline in seconds: boot, point, request, first_token, stop (repeatable)")  # fmt: skip
     add("--nb-endpoint", metavar="URL", help="measure this running server instead of booting one")
+    add("--nb-tokenizer", metavar="PATH", help="with --nb-endpoint: tokenizer.json of its model, or the folder it is "
+        "in; prompts of an exact length need it where the server has no /tokenize")  # fmt: skip
     add("--nb-port", metavar="PORT", type=int, help="port for served models (default: a free one)")
     add(
         "--nb-strict",
@@ -55,6 +57,7 @@ def settings_of(config: pytest.Config) -> configuration.Settings:
                 "tracking_uri": option.nb_tracking_uri,
                 "traces": option.nb_traces,
                 "endpoint": option.nb_endpoint,
+                "tokenizer": os.path.abspath(option.nb_tokenizer) if option.nb_tokenizer else None,
                 "port": option.nb_port,
                 "data_root": os.path.abspath(option.nb_data_root) if option.nb_data_root else None,
                 "overrides": {key: tuple(value.split(",")) for key, value in pairs("--nb-set", option.nb_set)},

@@ -89,6 +89,7 @@ def settings_facts(settings: Settings) -> dict[str, Json]:
         "resume": settings.resume,
         "stacks": dict(settings.stacks),
         "endpoint": redact(settings.endpoint),
+        "tokenizer": str(settings.tokenizer) if settings.tokenizer else "",
         "tracking_uri": redact(settings.tracking_uri),
         "traces": settings.traces,
         "deadlines": dataclasses.asdict(settings.deadlines),

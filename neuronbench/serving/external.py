@@ -29,12 +29,24 @@ def attach(spec: ResourceSpec, context: BootContext) -> OpenAIServer:
 
     Verified with one generation like any other; never stopped from here. Raises `BootError`.
     """
-    return connect(
-        spec,
-        deadline_s=context.deadline_s,
-        progress=context.progress,
-        api_key=os.environ.get(API_KEY_VARIABLE) or None,
-    )
+    try:
+        return connect(
+            spec,
+            deadline_s=context.deadline_s,
+            progress=context.progress,
+            api_key=os.environ.get(API_KEY_VARIABLE) or None,
+        )
+    except NoVocabulary as problem:
+        text = redact(str(problem))
+        raise BootError(
+            Failure(
+                kind="bad_arguments",
+                phase="boot",
+                message=text,
+                causal_line=text,
+                remedy="Give --nb-tokenizer the tokenizer.json of the model that is served, or the folder it is in.",
+            )
+        ) from problem
 
 
 def connect(
@@ -45,7 +57,7 @@ def connect(
     api_key: str | None = None,
     unlisted: bool = False,
 ) -> OpenAIServer:
-    """As `attach`. `spec.settings["tokenizer"]` may name a tokenizer.json.
+    """As `attach`. `spec.settings["tokenizer"]` may name a tokenizer.json; raises `NoVocabulary` when it is none.
 
     With `unlisted` a model that the server does not list is tried all the same: gateways answer to more names than
     they tell.

@@ -88,7 +88,7 @@ def test_a_plan_is_never_rewritten(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"api": "telnet"}, "expected one of completions, chat"),
-        ({"vocabulary": None}, "vocabulary is needed"),
+        ({"vocabulary": None}, "vocabulary of the model is not known"),
         ({"vocabulary": Vocabulary(size=3, special_ids=(0, 1))}, "at least 2 ordinary token ids"),
         ({"workload": synthetic(input_tokens=120, output_tokens=20)}, "do not fit the model's context of 128"),
         ({"api": "chat"}, "give base_url"),

@@ -125,6 +125,29 @@ def test_an_external_server_is_never_taken_for_what_the_grid_would_have_booted(p
     project.run("-m", "truth", "--nb-resume").assert_outcomes(passed=1)
 
 
+def test_prompts_for_an_external_server_may_be_drawn_from_a_tokenizer_of_ours(project) -> None:
+    from neuronbench.testing.truth_server import TruthServer
+
+    project.in_process = False
+    project.bench(
+        '@nb.bench(lane="serving")\ndef bench_it(endpoint, measure):\n'
+        "    measure.serve(endpoint, nb.closed_loop(1, requests=5), nb.synthetic(input_tokens=8, output_tokens=4))\n"
+    )
+    (project.path / "tok").mkdir()
+    file = project.path / "tok" / "tokenizer.json"
+    file.write_text(json.dumps({"model": {"type": "WordLevel", "vocab": {f"t{k:05d}": k for k in range(500)}}}))
+    with TruthServer(ttft_ms=5, tpot_ms=1) as server:
+        project.run("-m", "truth", "--nb-endpoint", server.url, "--nb-tokenizer", "tok").assert_outcomes(passed=1)
+        (record,) = project.records()
+        assert record["resource"]["facts"]["vocabulary"] == f"tokenizer {project.path / 'tok'}"
+        assert {gate["id"]: gate["passed"] for gate in record["gates"]}["input_length"] is True
+        file.write_text("{")
+        project.run("-m", "truth", "--nb-endpoint", server.url, "--nb-tokenizer", "tok").assert_outcomes(errors=1)
+    record = project.records()[-1]
+    assert record["error"]["kind"] == "bad_arguments"
+    assert "--nb-tokenizer" in record["error"]["remedy"]
+
+
 def test_secrets_in_urls_and_messages_are_not_recorded(project) -> None:
     project.bench('def bench_it(measure):\n    raise OSError("cannot log in with password=hunter22secret")\n')
     project.run("-m", "fake")

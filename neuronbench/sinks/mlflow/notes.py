@@ -125,6 +125,8 @@ def reproduce(record: Record, manifest: SessionManifest | None) -> str:
     endpoint = record.point.params.get("endpoint")
     if endpoint:
         words += ["--nb-endpoint", str(endpoint)]
+        if record.resource is not None and (tokenizer := record.resource.spec.get("tokenizer")):
+            words += ["--nb-tokenizer", str(tokenizer)]
     settings = [name for name in ("window_s",) if name in record.point.params and name not in record.point.axes]
     for axis in (*record.point.axes, *settings):
         if axis in record.point.params:
