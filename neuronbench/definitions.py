@@ -50,6 +50,12 @@ DEFINITIONS: Final = _table(
     ("request_throughput", "req/s", "higher", "requests that ended inside the window / window"),
     ("goodput", "req/s", "higher", "requests scheduled in the window that met every SLO / window"),
     ("attainment", "share", "higher", "share of all scheduled requests that met every SLO"),
+    (
+        "max_rate_under_slo",
+        "req/s",
+        "higher",
+        "highest rate of Poisson arrivals at which requests were shown to keep every limit; bounds: bracket",
+    ),
     ("error_rate", "share", "lower", "failed requests / scheduled requests"),
     ("achieved_rate", "req/s", None, "requests written / window"),
     ("in_flight", "requests", None, "time integral of requests in flight / window"),
@@ -110,6 +116,7 @@ DEFINITIONS: Final = _table(
     ("rank_agreement", "", "higher", "Spearman correlation of all pairwise similarities with the reference's"),
     ("exact_match", "share", "higher", "sequences that are the reference's to the last token / all"),
     ("first_divergence", "tokens", "higher", "tokens before the first that is not the reference's, where there is one"),
+    ("token_gap", "nats", "lower", "how much less likely than its own choice the reference holds a chosen token"),
     ("wer", "share", "lower", "(S + I + D) / reference words, normaliser named"),
     # what the host can do at best
     ("memory_bandwidth", "GB/s", "higher", "STREAM triad a = b + s·c, 24 bytes an element, on so many cores at once"),

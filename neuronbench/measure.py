@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from neuronbench.load.workload import Warmup
     from neuronbench.measure_device import Timed
     from neuronbench.measure_ladder import Ladder
+    from neuronbench.measure_search import Found as RateFound
     from neuronbench.measure_training import Trained
     from neuronbench.records import OpenRecord
     from neuronbench.session import Session
@@ -186,6 +187,42 @@ class Measure:
             processes=processes,
         )
 
+    def search_rate(
+        self,
+        endpoint: Endpoint,
+        workload: Any,
+        *,
+        slo: Mapping[str, float],
+        percentile: float = 0.99,
+        start: float = 1.0,
+        lowest: float = 0.05,
+        highest: float = 10_000.0,
+        tolerance: float = 0.1,
+        most_requests: int | None = None,
+        api: Literal["completions", "chat", "responses"] | None = None,
+        processes: int = 1,
+    ) -> RateFound:
+        """Find the highest rate of Poisson arrivals at which `percentile` of the requests keep every limit of `slo`.
+
+        `slo`: ms by metric id, such as `{"ttft": 500, "tpot": 50}`; a failed request is beyond all of them. Rates are
+        doubled or halved from `start` (requests per second) until the answer is bracketed, then bisected to a factor of
+        1 + `tolerance`. Each rate takes as many requests as it needs to be decided at 99 % confidence (for p99 some 800
+        at least, for p90 some 80), `most_requests` at most; an undecided one counts as not met.
+
+        Records `max_rate_under_slo` with its bracket, the goodput there, and every load in `search.parquet`. Raises
+        `PointFailure` when a load has no result, or the client itself spoiled it twice.
+        """
+        from neuronbench import measure_search
+
+        asked = measure_search.Search(
+            slo=slo, percentile=percentile, start=start, lowest=lowest, highest=highest, tolerance=tolerance,
+            most_requests=most_requests,
+        )  # fmt: skip
+        return measure_search.search_rate(
+            self._session, self._opened, endpoint, workload, asked,
+            api=api or self.point.get("api") or "completions", processes=processes,
+        )  # fmt: skip
+
     def latency(self, model: CompiledModel, *, calls: int, warmup: int = 10) -> Timed:
         """Time `calls` calls of a compiled model one after the other on one copy, device finished inside the timer.
 
@@ -243,6 +280,36 @@ class Measure:
         return measure_accuracy.accuracy(
             self._session, self._opened, model, samples, measure=measure, reference=reference, seed=seed
         )
+
+    def token_accuracy(
+        self,
+        endpoint: Endpoint,
+        texts: Sequence[str],
+        *,
+        prompt_tokens: int = 32,
+        output_tokens: int = 32,
+        tie_nats: float | None = None,
+        concurrency: int = 8,
+        seed: int = 0,
+    ) -> Comparison:
+        """Ask a served model for greedy tokens after the beginnings of `texts`, and record whether they are right ones.
+
+        The reference is the same weights in fp32, by transformers on this host; it is made once and kept. A token is
+        right when the reference holds it for at most `tie_nats` less likely than its own choice; where the two part the
+        model is asked again from the reference's beginning, so that every token is judged.
+
+        Records `accuracy_ratio` with its interval, `agreement`, the differences of the likelihoods, a gate per check,
+        and the identity of weights and configuration: performance of that server stands on it. Raises `PointFailure`
+        for a server whose weights are not known, or that does not say which tokens it generated.
+        """
+        from neuronbench import measure_tokens
+        from neuronbench.accuracy.greedy import TIE_NATS, GreedyTokens
+
+        asked = measure_tokens.Asked(
+            texts=texts, prompt_tokens=prompt_tokens, output_tokens=output_tokens, concurrency=concurrency, seed=seed,
+            measure=GreedyTokens(tie_nats=TIE_NATS if tie_nats is None else tie_nats),
+        )  # fmt: skip
+        return measure_tokens.accuracy(self._session, self._opened, endpoint, asked)
 
     def train(
         self, trainer: Trainer, job: TrainJob, *, resume: bool | Trained = False, check_loss: bool = True

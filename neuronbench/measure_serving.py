@@ -21,6 +21,7 @@ from neuronbench.telemetry.request import TelemetryRequest
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
+    from neuronbench.load.reduce import Reduction
     from neuronbench.load.run import Drive
     from neuronbench.load.workload import Warmup
     from neuronbench.records import OpenRecord
@@ -155,6 +156,8 @@ def _record(opened: OpenRecord, endpoint: Endpoint, reduction: Any, sampled: Tel
     record.gate(*reduction.gates)
     record.workload["window"] = dict(reduction.window)
     record.workload["failures"] = dict(reduction.failures)
+    if reduction.slo:
+        record.workload["slo_tests"] = slo_tests(reduction, SLO_PERCENTILE)
     record.tables["requests"] = "requests.parquet"
     if sampled.table is not None:
         record.tables["telemetry"] = sampled.table.name
@@ -178,6 +181,28 @@ def _record(opened: OpenRecord, endpoint: Endpoint, reduction: Any, sampled: Tel
             )
     record.workload["client_error"], gate = client_error(settings, record.metrics)
     record.gate(gate)
+
+
+SLO_PERCENTILE = 0.99
+
+
+def slo_tests(reduction: Reduction, percentile: float) -> dict[str, dict[str, Any]]:
+    """By limit of an SLO: whether it was shown to be kept by that share of requests, by MLPerf's early-stopping rule.
+
+    `verdict` is `met`, `missed` or `undecided`, at 99 % confidence; `more`: how many more requests within the limit,
+    and none beyond it, would settle an undecided one. Failures are beyond every limit.
+    """
+    from neuronbench import stats
+
+    limits = reduction.limits
+    found = {}
+    for name, (within, beyond) in reduction.slo.items():
+        test = stats.slo_test(within, beyond, percentile)
+        found[name] = {
+            "limit_ms": limits[name], "percentile": percentile, "confidence": stats.SLO_CONFIDENCE,
+            "within": within, "beyond": beyond, "verdict": test.verdict, "more": test.more,
+        }  # fmt: skip
+    return found
 
 
 def server_evidence(window: Mapping[str, Any], sampled: Telemetry) -> tuple[list[Metric], list[Gate]]:

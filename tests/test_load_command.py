@@ -339,7 +339,7 @@ def test_a_tokenizers_file_gives_ids(tmp_path: Path) -> None:
         (["--rate", "0"], "rate"),
         (["--concurrency", "0"], "concurrency: expected a whole number from 1"),
         (["--concurrency", "-1"], "concurrency: expected a whole number from 1"),
-        (["--output-tokens", "0"], "output_tokens"),
+        (["--output-tokens", "0"], "--output-tokens"),
         (["--api", "chta"], "did you mean 'chat'"),
         (["--arrivals", "gamma", "--rate", "1"], "constant or poisson"),
         (["--slo", "ttft"], "ttft=MILLISECONDS"),

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from neuronbench.commands import host
+from neuronbench.commands.load_output import deliver
 
 if TYPE_CHECKING:
-    from neuronbench.standalone import Result
+    from neuronbench.config import Settings
+    from neuronbench.engines.job import Job
+    from neuronbench.standalone import Extras
 
 
 def load(
@@ -28,8 +32,33 @@ def load(
         float | None, typer.Option(metavar="R", help="Requests per second instead, whatever became of those before.")
     ] = None,
     arrivals: Annotated[
-        str, typer.Option(metavar="LAW", help="With --rate: poisson (independent) or constant (equal gaps).")
+        str,
+        typer.Option(
+            metavar="LAW",
+            help="With --rate: poisson (independent), constant (equal gaps), gamma (--shape), burst (--burst-size), "
+            "ramp (to --rate-end); or steps (--rates).",
+        ),
     ] = "poisson",
+    shape: Annotated[
+        float | None, typer.Option(metavar="K", help="Of gamma: below 1 burstier than poisson, above 1 smoother.")
+    ] = None,
+    burst_size: Annotated[int | None, typer.Option(metavar="N", help="Of burst: requests at the same instant.")] = None,
+    rate_end: Annotated[float | None, typer.Option(metavar="R", help="Of ramp: the rate it ends with.")] = None,
+    step_rates: Annotated[
+        str,
+        typer.Option("--rates", metavar="R1,R2,..", help="Of steps: one after the other, each for --duration."),
+    ] = "",
+    turns: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Turns of a session; --rate is then of sessions that begin.")
+    ] = 1,
+    think_time: Annotated[
+        float, typer.Option(metavar="S", min=0, help="Mean pause between an answer and the session's next turn.")
+    ] = 0.0,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Replay instants and lengths from a file instead.")
+    ] = None,
+    trace_format: Annotated[str, typer.Option(metavar="FORM", help="Of --trace: jsonl, mooncake or azure.")] = "jsonl",
+    trace_speed: Annotated[float, typer.Option(metavar="X", help="2 replays the trace in half the time.")] = 1.0,
     requests: Annotated[
         int | None, typer.Option(metavar="N", help="Requests in the window (default 100); with --rate about as many.")
     ] = None,
@@ -37,10 +66,22 @@ def load(
         float | None, typer.Option(metavar="S", help="Length of the window in seconds instead.")
     ] = None,
     input_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Length of every prompt, chat template included: exact.")
-    ] = 256,
-    output_tokens: Annotated[int, typer.Option(metavar="N", help="Length of every answer: exact.")] = 128,
-    api: Annotated[str, typer.Option(metavar="API", help="completions or chat.")] = "completions",
+        str,
+        typer.Option(
+            metavar="N",
+            help="Length of the prompts, chat template included: 256 exact, 100..500 any of a range, or "
+            "lognormal:MEDIAN:SIGMA:HIGHEST.",
+        ),
+    ] = "256",
+    output_tokens: Annotated[str, typer.Option(metavar="N", help="Length of the answers, in the same forms.")] = "128",
+    shared_prefix: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens that prompts of a group begin with together.")
+    ] = None,
+    prefix_hit_ratio: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="The same as a share of --input-tokens.")
+    ] = None,
+    prefix_groups: Annotated[int, typer.Option(metavar="N", min=1, help="Number of such beginnings.")] = 1,
+    api: Annotated[str, typer.Option(metavar="API", help="completions, chat or responses.")] = "completions",
     dataset: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Prompts from a file instead of drawn ones.")
     ] = None,
@@ -64,6 +105,24 @@ def load(
         list[str] | None,
         typer.Option(metavar="ID=MS", help="Limit per request in ms, for goodput: --slo ttft=500 (repeatable)."),
     ] = None,
+    find_rate: Annotated[
+        bool,
+        typer.Option(
+            "--find-rate",
+            help="Find the highest rate of poisson arrivals at which the limits of --slo are kept, from --rate on.",
+        ),
+    ] = False,
+    slo_percentile: Annotated[
+        float,
+        typer.Option(metavar="P", help="Per cent of the requests that have to keep each limit; p99 takes ~800 a rate."),
+    ] = 99.0,
+    max_rate: Annotated[float, typer.Option(metavar="R", help="With --find-rate: go no higher.")] = 10_000.0,
+    tolerance: Annotated[
+        float, typer.Option(metavar="SHARE", help="With --find-rate: find it to a factor of 1 + this.")
+    ] = 0.1,
+    repeats: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Measure so often, with other prompts each time; show the spread.")
+    ] = 1,
     processes: Annotated[int, typer.Option(metavar="N", help="Processes of the client.")] = 1,
     deadline: Annotated[
         float | None, typer.Option(metavar="S", help="End it all after this many seconds, whatever happens.")
@@ -93,56 +152,140 @@ def load(
     measured, 1 no result (or an invalid one with --strict), 2 wrong usage.
     """
     from neuronbench import standalone
-    from neuronbench.engines.job import Job
+    from neuronbench.engines import job as jobs
     from neuronbench.serving.http import clean_url
-    from neuronbench.standalone.native import Extras, write_json
+    from neuronbench.standalone import asked as words
+    from neuronbench.standalone.native import write_json
+    from neuronbench.standalone.repeats import SEED_STEP
 
     settings = host.of(context).settings
-    _one_of("--api", api, ("completions", "chat"))
-    _one_of("--arrivals", arrivals, ("constant", "poisson"))
+    _one_of("--api", api, ("completions", "chat", "responses"))
+    _one_of("--arrivals", arrivals, words.LAWS)
     _one_of("--dataset-format", dataset_format, ("sharegpt", "jsonl", "bodies"))
+    _one_of("--trace-format", trace_format, ("jsonl", "mooncake", "azure"))
     limits = dict(_limit(text) for text in slo or ())
-    chosen: Any = {"api": api, "arrivals": arrivals}
-    if concurrency is None and rate is None:
-        concurrency = 1
     try:
-        job = Job(
-            url=clean_url(url), model=model, concurrency=concurrency, rate=rate,
-            requests=requests, duration_s=duration, input_tokens=input_tokens, output_tokens=output_tokens, seed=seed,
+        asked = words.Asked(
+            input_tokens=input_tokens, output_tokens=output_tokens, law=arrivals, rate=rate, duration_s=duration,
+            shape=shape, burst_size=burst_size, rate_end=rate_end, rates=words.rates(step_rates), turns=turns,
+            think_s=think_time, trace=trace, trace_format=trace_format, trace_speed=trace_speed,
+            prefix_tokens=shared_prefix, prefixes=prefix_groups, prefix_hit_ratio=prefix_hit_ratio,
+        )  # fmt: skip
+        special, workload = asked.arrivals(), asked.workload()
+        if special is not None and (concurrency is not None or requests is not None or find_rate):
+            raise ValueError("--concurrency, --requests and --find-rate go with a plain load; leave them out")
+        if dataset is not None and (workload is not None or trace is not None):
+            raise ValueError("--dataset gives the prompts: leave ranges of lengths, prefixes and --trace out")
+        if concurrency is None and rate is None and special is None and not find_rate:
+            concurrency = 1
+        if find_rate and (concurrency is not None or repeats > 1):
+            raise ValueError("--find-rate makes loads of its own: leave --concurrency and --repeats out")
+        longest = asked.longest()
+        chosen: Any = {"api": api, "arrivals": "constant" if arrivals == "constant" else "poisson"}
+        job = jobs.Job(
+            url=clean_url(url), model=model, concurrency=concurrency,
+            rate=rate if rate is not None or concurrency is not None else 1.0,
+            requests=requests, duration_s=duration, input_tokens=longest[0], output_tokens=longest[1], seed=seed,
             warmup=warmup, tokenizer=tokenizer, deadline_s=deadline or settings.deadlines.point,
-            api_key=os.environ.get(api_key_env) or None, **chosen,
+            api_key=os.environ.get(api_key_env) or None, described=asked.words(), **chosen,
         )  # fmt: skip
     except ValueError as error:
         raise host.CommandError(str(error), status=host.USAGE) from error
-    progress = host.ProgressLine()
     name, _, where = engine.partition("=")
+    extras = standalone.Extras(
+        slo=limits, percentile=slo_percentile / 100, processes=processes, dataset=dataset,
+        dataset_format=dataset_format, ca_file=ca_file, arrivals=special,
+        workload=special if trace is not None else workload,  # type: ignore[arg-type]  # a trace is both
+    )  # fmt: skip
+    if name != "native":
+        _only_native(
+            limits=limits, processes=processes > 1, dataset=dataset, ca_file=ca_file, find_rate=find_rate,
+            arrivals=special, input_tokens=workload, api=api == "responses",
+        )  # fmt: skip
+    progress = host.ProgressLine()
     with _folder(out) as folder:
         try:
-            if name == "native":
-                extras = Extras(
-                    slo=limits, processes=processes, dataset=dataset, dataset_format=dataset_format, ca_file=ca_file
-                )
-                result = standalone.measure(job, settings, folder, extras=extras, progress=progress)
-            else:
-                _only_native(limits=limits, processes=processes > 1, dataset=dataset, ca_file=ca_file)
-                result = standalone.measure_with(name, where, job, settings, folder, progress=progress)
+            if find_rate:
+                _find(job, limits, slo_percentile, max_rate, tolerance, extras, settings, folder, progress, json_file)
+                return
+            results = []
+            for number in range(1, repeats + 1):
+                here = folder if repeats == 1 else folder / f"repeat-{number}"
+                here.mkdir(exist_ok=True)
+                again = replace(job, seed=job.seed + (number - 1) * SEED_STEP)
+
+                def say(text: str, number: int = number) -> None:
+                    progress(text if repeats == 1 else f"repeat {number} of {repeats}: {text}")
+
+                if name == "native":
+                    result = standalone.measure(again, settings, here, extras=extras, progress=say)
+                else:
+                    result = standalone.measure_with(name, where, again, settings, here, progress=say)
+                if out is not None:
+                    result.files = sorted(str(p.relative_to(folder)) for p in here.rglob("*") if p.is_file())
+                    write_json(result.to_json(), here / "result.json")
+                results.append(result)
         except standalone.MeasureError as error:
             raise host.CommandError(
                 str(error), remedy=error.remedy, status=host.USAGE if error.usage else host.FAILURE
             ) from error
         finally:
             progress.done()
-        if out is not None:
-            result.files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-            write_json(result, folder / "result.json")
+    deliver(results, json_file, every_gate)
+    if any(not each.measured or (strict and each.validity == "invalid") for each in results):
+        raise typer.Exit(host.FAILURE)
+
+
+def _find(
+    job: Job,
+    limits: Mapping[str, float],
+    percentile: float,
+    max_rate: float,
+    tolerance: float,
+    extras: Extras,
+    settings: Settings,
+    folder: Path,
+    progress: host.ProgressLine,
+    json_file: str,
+) -> None:
+    """Search for the highest rate under limits and show what was found."""
+    from neuronbench import standalone
+    from neuronbench.measure_search import Search
+    from neuronbench.standalone import search as tables
+    from neuronbench.standalone.native import write_json
+
+    if not limits:
+        raise host.CommandError("--find-rate needs a limit: --slo ttft=500 (in ms)", status=host.USAGE)
+    try:
+        wanted = Search(
+            slo=limits, percentile=percentile / 100, start=min(job.rate or 1.0, max_rate), highest=max_rate,
+            tolerance=tolerance,
+        )  # fmt: skip
+    except ValueError as error:
+        raise host.CommandError(str(error), status=host.USAGE) from error
+    result = standalone.find_rate(job, wanted, settings, folder, extras=extras, progress=progress)
+    progress.done()
     if json_file == "-":
         host.emit_json(result.to_json())
-    else:
-        if json_file:
-            write_json(result, Path(json_file))
-        show(result, every_gate=every_gate)
-    if not result.measured or (strict and result.validity == "invalid"):
-        raise typer.Exit(host.FAILURE)
+        return
+    if json_file:
+        write_json(result.to_json(), Path(json_file))
+    found = result.found
+    host.say(f"{result.target['model']} at {result.target['url']}")
+    host.say(
+        f"  {job.api}, {job.described or f'{job.input_tokens} + {job.output_tokens} tokens'}, poisson arrivals; "
+        f"at least {wanted.fewest} requests a rate, until each limit is settled at {wanted.confidence:.0%}"
+    )
+    columns = tables.columns(found)
+    host.show(host.table(columns, tables.rows(found), right=("req/s", "requests", "achieved", "goodput", "failed")))
+    for metric in found.metrics()[:1]:
+        value = "none" if metric.value is None else f"{metric.value:.4g} req/s"
+        beyond = "" if metric.high is None else f", not at {metric.high:.4g}"
+        host.say(f"highest rate under the limits: {value}{beyond}")
+        host.say(f"  {metric.note}")
+    for gate in found.gates():
+        if gate.passed is False:
+            host.say(f"  {gate.id}: {gate.message}")
 
 
 def _one_of(option: str, given: str, known: Sequence[str]) -> None:
@@ -193,67 +336,3 @@ def _folder(out: Path | None) -> Iterator[Path]:
     except OSError as error:
         raise host.CommandError(f"--out {out}: {error}", status=host.USAGE) from error
     yield out.resolve()
-
-
-def show(result: Result, *, every_gate: bool = False) -> None:
-    """The result as tables."""
-    from neuronbench.standalone import result as tables
-
-    job = result.job
-    load_text = f"{job.concurrency} in flight" if job.concurrency else f"{job.rate:g} req/s, {job.arrivals}"
-    engine = "" if result.engine["name"] == "native" else f", measured by {result.engine['name']}"
-    target = result.target
-    host.say(f"{target.get('model') or job.model} at {target.get('url') or job.url}{engine}")
-    host.say(f"  {job.api}, {_lengths(result)}, {load_text}{_window(result)}")
-    if result.status != "ok":
-        host.say(f"\n{result.status.upper()}: {result.message}")
-    latency = tables.latency_rows(result.metrics)
-    if latency:
-        columns = ("", "p50", "p90", "p99", "mean", "max", "n")
-        host.show(host.table(columns, latency, right=columns[1:]))
-    single = tables.single_rows(result.metrics)
-    if single:
-        host.show(host.table(("", "value", ""), single, right=("value",)))
-    if result.failures:
-        rows = [(name, str(count), _words(result, name)) for name, count in sorted(result.failures.items())]
-        host.show(host.table(("failures", "requests", "in the server's words"), rows, right=("requests",)))
-    gates = tables.gate_rows(result.gates, everything=every_gate)
-    if gates:
-        host.show(host.table(("check", "", "observed", "limit", ""), gates, right=("observed", "limit")))
-    if result.client_error:
-        host.say(str(result.client_error["text"]))
-    for note in result.notes:
-        host.say(f"note: {note}")
-    words = {
-        "valid": "valid: every check that could be made passed",
-        "provisional": "PROVISIONAL",
-        "invalid": "INVALID",
-    }
-    if result.engine["name"] == "native":
-        host.say(f"{words[result.validity.value]}")
-
-
-def _lengths(result: Result) -> str:
-    kind = (result.workload.get("workload") or {}).get("kind")
-    if kind == "dataset":
-        return f"prompts of {result.workload['workload']['path']}"
-    return f"{result.job.input_tokens} + {result.job.output_tokens} tokens"
-
-
-def _window(result: Result) -> str:
-    seconds = result.window.get("seconds")
-    if seconds is None:
-        return ""
-    return f"; {result.scheduled} requests in a window of {seconds:.1f} s"
-
-
-def _words(result: Result, failure: str) -> str:
-    """What the server said to one request of that class."""
-    from neuronbench.load.outcomes import failure_name
-
-    for example in result.examples:
-        if example["failure"] is None:  # another engine's
-            return str(example["text"])[:200]
-        if failure_name(int(example["failure"]), int(example["status"])) == failure:
-            return str(example["text"])[:200]
-    return ""

@@ -19,7 +19,7 @@ class Job:
     url: str
     """Without `/v1`."""
     model: str
-    api: Literal["completions", "chat"] = "completions"
+    api: Literal["completions", "chat", "responses"] = "completions"
     input_tokens: int = 256
     """Exact length of every prompt, the chat template included."""
     output_tokens: int = 128
@@ -37,6 +37,8 @@ class Job:
     """A folder with `tokenizer.json`, where prompts cannot be made without one."""
     deadline_s: float = 1800.0
     api_key: str | None = field(default=None, repr=False)
+    described: str = ""
+    """A load that is more than a number in flight or a plain rate, or lengths that are not fixed, in words."""
 
     def __post_init__(self) -> None:
         """Raises `ValueError` for what is contradictory or out of range."""

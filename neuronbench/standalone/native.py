@@ -20,7 +20,9 @@ from neuronbench.standalone.result import Result
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
+    from neuronbench.load.arrivals import Arrivals, Trace
     from neuronbench.load.plan import Plan
+    from neuronbench.load.workload import Workload
     from neuronbench.protocols import Progress
     from neuronbench.serving.server import OpenAIServer
     from neuronbench.telemetry.recorder import Telemetry
@@ -42,11 +44,17 @@ class Extras:
 
     slo: Mapping[str, float] = field(default_factory=dict)
     """Limits per request in ms by metric id."""
+    percentile: float = 0.99
+    """Share of the requests that has to keep each limit."""
     processes: int = 1
     dataset: Path | None = None
     """Prompts from a file instead of synthetic ones."""
     dataset_format: str = "jsonl"
     ca_file: Path | None = None
+    arrivals: Arrivals | None = None
+    """Instead of what the job says: bursts, ramps, steps, traces, sessions."""
+    workload: Workload | Trace | None = None
+    """Instead of prompts and answers of the job's lengths."""
 
 
 def connect(job: Job, *, progress: Progress) -> OpenAIServer:
@@ -84,7 +92,7 @@ def measure(
     A run that was cut short (server gone, deadline) is a result of another status than `ok`, with what was seen.
     """
     from neuronbench.load.run import Timeouts, drive, reduce_run
-    from neuronbench.measure_serving import default_samplers
+    from neuronbench.measure_serving import default_samplers, slo_tests
     from neuronbench.processes import spawn as default_spawn
     from neuronbench.telemetry.recorder import Recorder
 
@@ -129,7 +137,13 @@ def measure(
         scheduled=int(reduction.window.get("in_window") or 0),
         failures=reduction.failures,
         examples=reduction.examples,
-        workload={**plan.describe(), "epoch": clock_epoch(), "slo": dict(extras.slo)},
+        workload={
+            **plan.describe(),
+            "epoch": clock_epoch(),
+            "slo": dict(extras.slo),
+            "special": extras.arrivals is not None,
+        },
+        slo_tests=slo_tests(reduction, extras.percentile),
         window=reduction.window,
         target={"url": endpoint.base_url, "model": endpoint.model, "facts": dict(endpoint.facts)},
         environment=environment_of(settings),
@@ -142,34 +156,24 @@ def measure(
 
 
 def _plan(job: Job, extras: Extras, endpoint: OpenAIServer, folder: Path) -> Plan:
-    from neuronbench.load.arrivals import Arrivals, closed_loop, constant, poisson
+    from neuronbench.load.arrivals import closed_loop, constant, poisson
     from neuronbench.load.chatfit import CannotFit
     from neuronbench.load.plan import make_plan
-    from neuronbench.load.workload import Warmup, Workload, dataset, synthetic
-    from neuronbench.serving.vocabulary import REMEDY, NoVocabulary, prove
+    from neuronbench.load.workload import Warmup
+    from neuronbench.serving.vocabulary import REMEDY, NoVocabulary
 
     try:
         arrivals: Arrivals
-        if job.concurrency is not None:
+        if extras.arrivals is not None:
+            arrivals = extras.arrivals
+        elif job.concurrency is not None:
             arrivals = closed_loop(job.concurrency, duration_s=job.duration_s, requests=job.requests)
         else:
             assert job.rate is not None
             assert job.seconds is not None
             law = constant if job.arrivals == "constant" else poisson
             arrivals = law(job.rate, duration_s=job.seconds)
-        workload: Workload
-        if extras.dataset is not None:
-            chosen: Any = extras.dataset_format
-            workload = dataset(extras.dataset, format=chosen, output_tokens=job.output_tokens, seed=job.seed)
-        else:
-            workload = synthetic(input_tokens=job.input_tokens, output_tokens=job.output_tokens)
-            if job.api == "completions":
-                if endpoint.vocabulary is None:
-                    raise NoVocabulary(f"the server's vocabulary is {endpoint.facts.get('vocabulary', 'unknown')}")
-                prove(
-                    endpoint.base_url, endpoint.model, endpoint.vocabulary,
-                    timeout_s=PROOF_TIMEOUT_S, api_key=job.api_key,
-                )  # fmt: skip
+        workload = workload_of(job, extras, endpoint)
         return make_plan(
             folder,
             arrivals=arrivals,
@@ -188,6 +192,24 @@ def _plan(job: Job, extras: Extras, endpoint: OpenAIServer, folder: Path) -> Pla
         raise MeasureError(str(error), remedy=REMEDY) from error
     except (ValueError, OSError) as error:
         raise MeasureError(str(error), usage=True) from error
+
+
+def workload_of(job: Job, extras: Extras, endpoint: OpenAIServer) -> Workload | Trace:
+    """What is sent. Raises `NoVocabulary` where prompts of a length cannot be made, `ValueError` for bad files."""
+    from neuronbench.load.workload import dataset, synthetic
+    from neuronbench.serving.vocabulary import NoVocabulary, prove
+
+    if extras.workload is None and extras.dataset is not None:
+        chosen: Any = extras.dataset_format
+        return dataset(extras.dataset, format=chosen, output_tokens=job.output_tokens, seed=job.seed)
+    if job.api == "completions":
+        if endpoint.vocabulary is None:
+            raise NoVocabulary(f"the server's vocabulary is {endpoint.facts.get('vocabulary', 'unknown')}")
+        prove(
+            endpoint.base_url, endpoint.model, endpoint.vocabulary,
+            timeout_s=PROOF_TIMEOUT_S, api_key=job.api_key,
+        )  # fmt: skip
+    return extras.workload or synthetic(input_tokens=job.input_tokens, output_tokens=job.output_tokens)
 
 
 def _server_side(result: Result, sampled: Telemetry, settings: Settings) -> None:
@@ -219,9 +241,9 @@ def _discard(scratch: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def write_json(result: Result, path: Path) -> None:
-    """Write the result as JSON, in one step."""
+def write_json(document: Mapping[str, Any], path: Path) -> None:
+    """Write JSON, in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(result.to_json(), indent=2, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+    temporary.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False), encoding="utf-8")
     temporary.replace(path)

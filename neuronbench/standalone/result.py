@@ -31,6 +31,8 @@ class Result:
     """Requests of the window."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Failed requests by class."""
+    slo_tests: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    """By limit: how many requests kept it, and what that shows (see `measure_serving.slo_tests`)."""
     examples: Sequence[Mapping[str, Json]] = ()
     client_error: Mapping[str, Json] = field(default_factory=dict)
     workload: Mapping[str, Json] = field(default_factory=dict)
@@ -76,6 +78,7 @@ class Result:
                 "failed": sum(self.failures.values()),
                 "failures": dict(self.failures),
             },
+            "slo_tests": {name: dict(test) for name, test in self.slo_tests.items()},
             "failure_examples": list(self.examples),
             "gates": list(self.gates),
             "client_error": dict(self.client_error),
@@ -143,6 +146,18 @@ def single_rows(metrics: Sequence[Metric]) -> list[tuple[str, str, str]]:
         value = number(metric)
         unit = "" if metric.unit == "share" or metric.value is None else f" {metric.unit}"
         rows.append((name, value + unit, metric.note))
+    return rows
+
+
+def slo_rows(tests: Mapping[str, Mapping[str, Json]]) -> list[tuple[str, ...]]:
+    """Rows of limit, counts, share, verdict, and what an undecided one needs."""
+    rows: list[tuple[str, ...]] = []
+    for name, test in tests.items():
+        total = test["within"] + test["beyond"]
+        share = f"{test['within'] / total:.2%}" if total else "–"
+        asked = f"{name} ≤ {test['limit_ms']:g} ms for {100 * test['percentile']:g} %"
+        more = "" if test["verdict"] != "undecided" else f"{test['more']} more within it would show it"
+        rows.append((asked, f"{test['within']} of {total}", share, str(test["verdict"]), more))
     return rows
 
 
