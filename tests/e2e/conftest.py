@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,12 @@ def stack_or_skip() -> str:
     return str(stack)
 
 
-def run_pytest(project: Path, *args: str, timeout_s: float) -> Run:
+def run_pytest(project: Path, *args: str, timeout_s: float, env: Mapping[str, str] | None = None) -> Run:
     data_root = project / "mlruns"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "benchmarks", "-p", "no:cacheprovider", *args],
         cwd=project,
+        env={**os.environ, **(env or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -73,6 +75,18 @@ def run_pytest(project: Path, *args: str, timeout_s: float) -> Run:
         check=False,
     )
     return Run(done.returncode, done.stdout + done.stderr, data_root / "receipts", data_root)
+
+
+@pytest.fixture(scope="session")
+def stack() -> str:
+    """The folder of a stack, or the test is skipped with the reason."""
+    return stack_or_skip()
+
+
+@pytest.fixture(scope="session")
+def run_in() -> Callable[..., Run]:
+    """`run_in(project, *args, timeout_s=..., env=...)`: `pytest benchmarks` in a project of one's own."""
+    return run_pytest
 
 
 @pytest.fixture(scope="session")
