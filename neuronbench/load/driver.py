@@ -53,6 +53,7 @@ class Driver:
             ca_file=options.get("ca_file"),
             verify=options.get("verify", True),
             stamps=options.get("stamps", True),
+            coalesce_ns=round(options.get("coalesce_ms", 0.0) * 1e6) if plan.api.streaming else 0,
         )
         self.baton = Baton(self.engine, self.workers)
         self.concurrency = len(range(worker, arrivals["in_flight"], self.workers))
@@ -190,6 +191,8 @@ class Driver:
                 "ended": now,
                 "wrapped": self.wrapped,
                 "odd_stamps": engine.odd_stamps,
+                "coalesce_ms": engine.coalescing.longest_ns / 1e6,
+                "pauses": engine.coalescing.taken,
                 "cpu_user_s": usage.ru_utime,
                 "cpu_system_s": usage.ru_stime,
                 "max_rss_bytes": usage.ru_maxrss * 1024,

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from neuronbench.load import clock
+from neuronbench.load.coalesce import Coalescing
 from neuronbench.load.connection import (
     BUSY,
     CLOSED,
@@ -87,7 +88,9 @@ class Engine:
         ca_file: str | None = None,
         verify: bool = True,
         stamps: bool = True,
+        coalesce_ns: int = 0,
     ) -> None:
+        """`coalesce_ns`: how long arrived data may be left unread at most; see `neuronbench.load.coalesce`."""
         self.target, self.limits = target, limits
         self.connect_ns = limits.connect
         self._head, self._bodies, self._on_end = head, bodies, ended
@@ -109,6 +112,7 @@ class Engine:
         self._timer_count = 0
         self._next_sweep = 0
         self._opening = 0
+        self.coalescing = Coalescing(0 if target.tls or not stamps else coalesce_ns)
         self._attached: dict[int, Callable[[], None]] = {}
         self._epoll = select.epoll()
         self._timer = clock.Timer()
@@ -204,6 +208,7 @@ class Engine:
         """The answer is complete; `connection` can carry another request unless None."""
         self.in_flight.pop(stream.seq, None)
         self._carriers.pop(stream.seq, None)
+        self.coalescing.ended += 1
         if connection is not None:
             self._offer(connection)
         self._on_end(stream, t)
@@ -266,6 +271,8 @@ class Engine:
                     timer.arm(due)
                 else:
                     timeout = min(timeout, (due - now) / 1e9)
+        if timeout and self.coalescing.pause_ns and not self._waiting:
+            self.coalescing.gather(timers[0][0] if timers else 0)
         connections = self._connections
         now = 0
         for fd, mask in self._epoll.poll(timeout, _EVENTS):
@@ -298,6 +305,7 @@ class Engine:
             self._sweep(now)
 
     def _sweep(self, now: int) -> None:
+        self.coalescing.review(now, len(self.in_flight), len(self.lags))
         limits = self.limits
         for connection in [c for c in self._connections.values() if c.state in (CONNECTING, HANDSHAKE)]:
             if now >= connection.connect_due:

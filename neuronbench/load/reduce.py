@@ -146,6 +146,7 @@ def _window(edges: Edges, drive: Drive | None, counts: Mapping[str, int], tally:
             "status": drive.status,
             "message": drive.message,
             "processes": len(drive.workers),
+            "coalesce_ms": drive.coalesce_ms,
             "driver_rss_bytes": max((int(w["max_rss_bytes"]) for w in drive.workers), default=None),
         }
     return window

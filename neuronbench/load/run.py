@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from neuronbench.protocols import Progress
 
 KEY_VARIABLE: Final = "NEURONBENCH_LOAD_API_KEY"
+COALESCE_MS: Final = 1.0
+"""How long arrived data may be left unread, with the kernel's stamp on it, so that one wake-up serves many streams."""
+MOST_COALESCE_MS: Final = 5.0
 _GRACE_S: Final = 15.0
 """How long past its own deadline a driver may take to write its last records."""
 _STRAGGLER_S: Final = 3.0
@@ -61,6 +64,11 @@ class Drive:
     """`driver-<worker>.json` of each worker that ended by itself."""
 
     @property
+    def coalesce_ms(self) -> float:
+        """The longest that arrived data was left unread on purpose; 0 where each was read as it came."""
+        return max((float(worker.get("coalesce_ms", 0.0)) for worker in self.workers), default=0.0)
+
+    @property
     def partial(self) -> bool:
         """The window was not seen to its end."""
         return self.status != "ok" or self.opened_ns is None or self.closed_ns is None
@@ -80,13 +88,16 @@ def drive(
     ca_file: Path | None = None,
     verify: bool = True,
     stamps: bool = True,
+    coalesce_ms: float = COALESCE_MS,
     log: Path | None = None,
 ) -> Drive:
     """Drive `plan` against `base_url` in `processes` processes and wait for them.
 
     `out` must be new or empty; it is given the spill files. `spawn` has the signature of `neuronbench.processes.spawn`.
-    Never takes longer than `deadline_s` and a few seconds. Raises `ValueError` for an unusable URL or process count,
-    before anything is started; what happens to the load itself is the returned status.
+    `coalesce_ms` is the longest that data may be left unread on purpose, 0 for never; it saves CPU where many streams
+    are open, delays no instant (they are the kernel's) and is in `client_lag`; what was taken of it is in the record.
+    Never takes longer than `deadline_s` and a few seconds. Raises `ValueError` for an unusable URL, process count
+    or pause, before anything is started; what happens to the load itself is the returned status.
     """
     from neuronbench.load.engine import Target
 
@@ -94,6 +105,8 @@ def drive(
     in_flight = int(plan.arrivals["in_flight"])
     if not 1 <= processes <= in_flight:
         raise ValueError(f"processes: expected 1 to {in_flight} (the requests in flight), found {processes}")
+    if not 0 <= coalesce_ms <= MOST_COALESCE_MS:
+        raise ValueError(f"coalesce_ms: expected 0 to {MOST_COALESCE_MS:g}, found {coalesce_ms!r}")
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty; records of one drive are never mixed with another's")
@@ -106,6 +119,7 @@ def drive(
         "ca_file": str(ca_file) if ca_file else None,
         "verify": verify,
         "stamps": stamps,
+        "coalesce_ms": coalesce_ms,
     }
     (out / "options.json").write_text(json.dumps(options), encoding="utf-8")
     begun = time.monotonic()
