@@ -1,9 +1,9 @@
 """The highest rate at which a served model keeps its limits: loads of Poisson arrivals, one rate after the other.
 
 Each rate is measured until a test of MLPerf's early-stopping kind settles every limit (`stats.slo_test`) or the allowed
-number of requests is used up; what is undecided counts as not met. A load that the client spoiled itself (it read or
-wrote late, had no CPU, or did not arrive as planned) decides nothing: it is made again once, and if it is spoiled again
-there is no answer.
+number of requests is used up; what is undecided counts as not met, and so does a rate at which the queue grows. A load
+that the client spoiled itself (it read or wrote late, had no CPU, or did not arrive as planned) decides nothing: it is
+made again once, and if it is spoiled again there is no answer.
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ class Load:
     within: Mapping[str, int]
     beyond: Mapping[str, int]
     failures: int
+    growing: bool = False
+    """The number in flight grew over the window: the server did not keep up."""
     spoiled: Sequence[str] = ()
     """Gates of the client that failed; such a load decided nothing."""
     latencies: Mapping[str, float | None] = field(default_factory=dict)
@@ -127,6 +129,10 @@ class Found:
         said = f"{words} for {100 * self.search.percentile:g} % of requests, shown at {self.search.confidence:.0%}"
         if result.missed_at is None and result.rate is not None:
             said += "; the highest rate that was tried: the limit of the server lies above"
+        verdicts = {step.rate: step.verdict for step in result.steps}
+        if result.missed_at is not None and verdicts[result.missed_at] != "missed":
+            words_at = {"growing": "the queue grew", "undecided": "the requests allowed did not decide it"}
+            said += f"; at {result.missed_at:.4g} req/s {words_at[verdicts[result.missed_at]]}"
         best = [load.goodput for load in self.loads if load.rate == result.rate and not load.spoiled]
         return [
             metric(
@@ -242,7 +248,7 @@ def find(
         for _ in range(1 + search.retries):
             load = once(rate, requests)
             if not load.spoiled:
-                return Counts(within=load.within, beyond=load.beyond)
+                return Counts(within=load.within, beyond=load.beyond, growing=load.growing)
             progress(f"{rate:.4g} req/s: spoiled by the client ({', '.join(load.spoiled)}), again")
         text = f"at {rate:.4g} req/s the client itself spoiled the load: {', '.join(loads[-1].spoiled)}"
         remedy = "let nothing else run on this host, or take more --processes; a rate that nobody can send is not found"
@@ -277,6 +283,7 @@ def _load(rate: float, reduced: Reduction, search: Search) -> Load:
         within={name: pair[0] for name, pair in counts.items()},
         beyond={name: pair[1] for name, pair in counts.items()},
         failures=sum(reduced.failures.values()),
+        growing=any(gate.id == "steady_state" and gate.passed is False for gate in reduced.gates),
         spoiled=spoiled(reduced.gates),
         latencies={name: values.get(f"{name}_{stat}_ms") for name in search.slo},
     )
@@ -330,7 +337,7 @@ def write(found: Found, path: Path) -> None:
         row: dict[str, Any] = {
             "load": number, "rate_req_s": load.rate, "requests": load.requests, "window_s": load.seconds,
             "achieved_req_s": load.achieved, "goodput_req_s": load.goodput, "failures": load.failures,
-            "spoiled": ", ".join(load.spoiled),
+            "growing": load.growing, "spoiled": ", ".join(load.spoiled),
         }  # fmt: skip
         for name in found.search.slo:
             row |= {f"{name}_within": load.within[name], f"{name}_beyond": load.beyond[name]}

@@ -341,7 +341,7 @@ def test_a_tokenizers_file_gives_ids(tmp_path: Path) -> None:
         (["--concurrency", "-1"], "concurrency: expected a whole number from 1"),
         (["--output-tokens", "0"], "--output-tokens"),
         (["--api", "chta"], "did you mean 'chat'"),
-        (["--arrivals", "gamma", "--rate", "1"], "constant or poisson"),
+        (["--arrivals", "gamma", "--rate", "1"], "gamma needs --burstiness"),
         (["--slo", "ttft"], "ttft=MILLISECONDS"),
         (["--slo", "ttfft=3"], "did you mean 'ttft'"),
         (["--slo", "ttft=-1"], "MILLISECONDS"),

@@ -31,7 +31,7 @@ def load(tmp_path: Path, url: str, *arguments: str) -> tuple[int, Any]:
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
-        (("--arrivals", "gamma", "--shape", "0.5", "--rate", "30"), "gamma"),
+        (("--arrivals", "gamma", "--burstiness", "0.5", "--rate", "30"), "gamma"),
         (("--arrivals", "burst", "--burst-size", "4", "--rate", "30"), "burst"),
         (("--arrivals", "ramp", "--rate", "10", "--rate-end", "40"), "poisson"),
         (("--arrivals", "steps", "--rates", "10,30"), "poisson"),
@@ -130,17 +130,31 @@ def test_limits_are_settled_at_the_share_asked_for(truth: TruthServer, tmp_path:
         assert document["slo_tests"]["ttft"]["verdict"] == verdict
 
 
+def test_a_test_of_limits_sends_what_it_takes_and_ends_with_its_verdict(truth: TruthServer, tmp_path: Path) -> None:
+    base = ("--concurrency", "8", "--input-tokens", "9", "--slo-test", "--slo-percentile", "50")
+    status, document = load(tmp_path, truth.url, *base, "--slo", "ttft=2000")
+    assert status == 0
+    assert document["slo_tests"]["ttft"]["verdict"] == "met"
+    assert document["requests"]["scheduled"] >= 11  # the fewest for a median, by MLPerf's rule
+    assert load(tmp_path, truth.url, *base, "--slo", "ttft=0.001")[0] == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("--slo", "ttft=5", "--slo-percentile", "100")])
+def test_a_test_of_no_limit_is_refused(truth: TruthServer, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    assert load(tmp_path, truth.url, "--slo-test", *arguments) == (2, None)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"law": "gamma", "rate": 1.0}, "--shape"),
-        ({"shape": 2.0, "rate": 1.0}, "--arrivals gamma"),
+        ({"law": "gamma", "rate": 1.0}, "--burstiness"),
+        ({"burstiness": 2.0, "rate": 1.0}, "--arrivals gamma"),
         ({"law": "burst", "rate": 1.0}, "--burst-size"),
         ({"law": "ramp", "rate": 1.0}, "--rate-end"),
         ({"law": "steps"}, "--rates"),
         ({"law": "constant"}, "--rate"),
         ({"turns": 2}, "--rate"),
-        ({"turns": 2, "rate": 1.0, "law": "gamma", "shape": 1.0}, "poisson or constant"),
+        ({"turns": 2, "rate": 1.0, "law": "gamma", "burstiness": 1.0}, "poisson or constant"),
         ({"think_s": 1.0}, "--turns"),
         ({"trace": Path("x"), "rate": 1.0}, "--trace"),
         ({"prefix_tokens": 3, "prefix_hit_ratio": 0.5}, "either"),
@@ -170,8 +184,8 @@ def test_lengths_and_rates() -> None:
 
 def test_special_loads_refuse_what_does_not_go_with_them(truth: TruthServer, tmp_path: Path, capsys: Any) -> None:
     for arguments in (
-        ("--arrivals", "gamma", "--shape", "1", "--rate", "5"),
-        ("--arrivals", "gamma", "--shape", "1", "--rate", "5", "--duration", "1", "--concurrency", "2"),
+        ("--arrivals", "gamma", "--burstiness", "1", "--rate", "5"),
+        ("--arrivals", "gamma", "--burstiness", "1", "--rate", "5", "--duration", "1", "--concurrency", "2"),
         ("--arrivals", "burst", "--burst-size", "2", "--rate", "5", "--duration", "1", "--engine", "vllm"),
     ):
         status, document = load(tmp_path, truth.url, *arguments)

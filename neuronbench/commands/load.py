@@ -35,11 +35,11 @@ def load(
         str,
         typer.Option(
             metavar="LAW",
-            help="With --rate: poisson (independent), constant (equal gaps), gamma (--shape), burst (--burst-size), "
-            "ramp (to --rate-end); or steps (--rates).",
+            help="With --rate: poisson (independent), constant (equal gaps), gamma (--burstiness), burst "
+            "(--burst-size), ramp (to --rate-end); or steps (--rates).",
         ),
     ] = "poisson",
-    shape: Annotated[
+    burstiness: Annotated[
         float | None, typer.Option(metavar="K", help="Of gamma: below 1 burstier than poisson, above 1 smoother.")
     ] = None,
     burst_size: Annotated[int | None, typer.Option(metavar="N", help="Of burst: requests at the same instant.")] = None,
@@ -116,6 +116,13 @@ def load(
         float,
         typer.Option(metavar="P", help="Per cent of the requests that have to keep each limit; p99 takes ~800 a rate."),
     ] = 99.0,
+    slo_test: Annotated[
+        bool,
+        typer.Option(
+            "--slo-test",
+            help="Exit with 1 unless every limit of --slo is shown to be kept; sends as many requests as that takes.",
+        ),
+    ] = False,
     max_rate: Annotated[float, typer.Option(metavar="R", help="With --find-rate: go no higher.")] = 10_000.0,
     tolerance: Annotated[
         float, typer.Option(metavar="SHARE", help="With --find-rate: find it to a factor of 1 + this.")
@@ -149,7 +156,8 @@ def load(
     """Measure a server that runs already.
 
     Warm-up, a window of steady load, and the checks that say whether the numbers may be quoted. Exit status: 0
-    measured, 1 no result (or an invalid one with --strict), 2 wrong usage.
+    measured, 1 no result (or an invalid one with --strict, or limits not shown to be kept with --slo-test), 2 wrong
+    usage.
     """
     from neuronbench import standalone
     from neuronbench.engines import job as jobs
@@ -167,7 +175,7 @@ def load(
     try:
         asked = words.Asked(
             input_tokens=input_tokens, output_tokens=output_tokens, law=arrivals, rate=rate, duration_s=duration,
-            shape=shape, burst_size=burst_size, rate_end=rate_end, rates=words.rates(step_rates), turns=turns,
+            burstiness=burstiness, burst_size=burst_size, rate_end=rate_end, rates=words.rates(step_rates), turns=turns,
             think_s=think_time, trace=trace, trace_format=trace_format, trace_speed=trace_speed,
             prefix_tokens=shared_prefix, prefixes=prefix_groups, prefix_hit_ratio=prefix_hit_ratio,
         )  # fmt: skip
@@ -180,6 +188,8 @@ def load(
             concurrency = 1
         if find_rate and (concurrency is not None or repeats > 1):
             raise ValueError("--find-rate makes loads of its own: leave --concurrency and --repeats out")
+        if slo_test:
+            requests = _enough(limits, slo_percentile, requests, bool(duration or special or find_rate or trace))
         longest = asked.longest()
         chosen: Any = {"api": api, "arrivals": "constant" if arrivals == "constant" else "poisson"}
         job = jobs.Job(
@@ -200,7 +210,7 @@ def load(
     if name != "native":
         _only_native(
             limits=limits, processes=processes > 1, dataset=dataset, ca_file=ca_file, find_rate=find_rate,
-            arrivals=special, input_tokens=workload, api=api == "responses",
+            arrivals=special, input_tokens=workload, api=api == "responses", slo_test=slo_test,
         )  # fmt: skip
     progress = host.ProgressLine()
     with _folder(out) as folder:
@@ -232,8 +242,20 @@ def load(
         finally:
             progress.done()
     deliver(results, json_file, every_gate)
-    if any(not each.measured or (strict and each.validity == "invalid") for each in results):
+    kept = all(test["verdict"] == "met" for each in results for test in each.slo_tests.values())
+    if (slo_test and not kept) or any(not each.measured or (strict and each.validity == "invalid") for each in results):
         raise typer.Exit(host.FAILURE)
+
+
+def _enough(limits: Mapping[str, float], percentile: float, requests: int | None, sized: bool) -> int | None:
+    """Requests for a test of limits where nobody said how many: the fewest that can show them to be kept, and some."""
+    from neuronbench.load.search import requests_needed
+
+    if not limits:
+        raise ValueError("--slo-test needs a limit: --slo ttft=500 (in ms)")
+    if not 0 < percentile < 100:
+        raise ValueError(f"--slo-percentile: expected a number between 0 and 100, found {percentile:g}")
+    return requests if requests is not None or sized else requests_needed(percentile / 100)
 
 
 def _find(

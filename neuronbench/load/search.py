@@ -24,6 +24,8 @@ class Counts:
 
     within: Mapping[str, int]
     beyond: Mapping[str, int]
+    growing: bool = False
+    """Requests queued up more and more while these were counted: such a rate is not sustained, whatever they say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ class Step:
     rate: float
     requests: int
     verdict: str
-    """`met`, `missed` or `undecided`."""
+    """`met`, `missed`, `growing` (the limits were kept, but the queue grew, twice) or `undecided`."""
     counts: Counts
 
 
@@ -44,7 +46,7 @@ class SearchResult:
     rate: float | None
     """Highest rate at which all limits were shown to be met; None when there was none."""
     missed_at: float | None
-    """Lowest rate at which they were not; None when the search ended at its upper end."""
+    """Lowest rate at which they were not shown to be met; None when the search ended at its upper end."""
     percentile: float
     confidence: float
     steps: tuple[Step, ...] = field(default_factory=tuple)
@@ -123,10 +125,12 @@ def _settle(
     within: dict[str, int] = {}
     beyond: dict[str, int] = {}
     asked, wanted = 0, first
+    grew = calm = 0
     verdict = "undecided"
     while verdict == "undecided" and asked < most:
         counts = probe(rate, wanted)
         asked += wanted
+        grew, calm = grew + counts.growing, calm + (not counts.growing)
         for name, count in counts.within.items():
             within[name] = within.get(name, 0) + count
             beyond[name] = beyond.get(name, 0) + counts.beyond[name]
@@ -134,7 +138,9 @@ def _settle(
         if any(found.verdict == "missed" for found in tests):
             verdict = "missed"
         elif tests and all(found.verdict == "met" for found in tests):
-            verdict = "met"
+            # one growing window may be chance; its queue has to grow again for the rate to count as not met
+            verdict = "met" if calm else "growing" if grew > 1 else "undecided"
+            wanted = min(first, max(most - asked, 1))
         else:
             more = max((found.more for found in tests), default=first)
             wanted = max(min(math.ceil(_MARGIN * more), most - asked), 1)

@@ -24,8 +24,8 @@ class Asked:
     law: str = "poisson"
     rate: float | None = None
     duration_s: float | None = None
-    shape: float | None = None
-    """Of gamma: its gaps' coefficient of variation is 1/√shape."""
+    burstiness: float | None = None
+    """Of gamma: the shape of its gaps, whose coefficient of variation is 1/√shape."""
     burst_size: int | None = None
     rate_end: float | None = None
     """Of a ramp."""
@@ -41,7 +41,7 @@ class Asked:
     prefix_hit_ratio: float | None = None
 
     def __post_init__(self) -> None:
-        needs = {"gamma": ("shape", self.shape), "burst": ("burst_size", self.burst_size),
+        needs = {"gamma": ("burstiness", self.burstiness), "burst": ("burst_size", self.burst_size),
                  "ramp": ("rate_end", self.rate_end), "steps": ("rates", self.rates or None)}  # fmt: skip
         for law, (name, value) in needs.items():
             option = "--" + name.replace("_", "-")
@@ -92,7 +92,7 @@ class Asked:
                 self.rate or 0.0, turns=self.turns, think_s=self.think_s, duration_s=seconds, law=law
             )
         if self.law == "gamma":
-            return arrivals.gamma(self.rate or 0.0, shape=self.shape or 0.0, duration_s=seconds)
+            return arrivals.gamma(self.rate or 0.0, shape=self.burstiness or 0.0, duration_s=seconds)
         if self.law == "burst":
             return arrivals.burst(self.rate or 0.0, size=self.burst_size or 0, duration_s=seconds)
         if self.law == "ramp":

@@ -29,6 +29,8 @@ class Spread:
     smallest: float
     largest: float
     n: int
+    values: tuple[float, ...] = ()
+    """Of each repeat, in order."""
 
     def to_json(self) -> dict[str, Json]:
         return dict(vars(self))
@@ -50,7 +52,7 @@ def spreads(results: Sequence[Result]) -> list[Spread]:
             found.append(
                 Spread(
                     key=metric.key, unit=metric.unit, median=statistics.median(values), mean=statistics.fmean(values),
-                    low=low, high=high, smallest=min(values), largest=max(values), n=len(values),
+                    low=low, high=high, smallest=min(values), largest=max(values), n=len(values), values=tuple(values),
                 )
             )  # fmt: skip
     return found

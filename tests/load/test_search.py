@@ -60,6 +60,24 @@ def test_all_limits_have_to_be_met() -> None:
     assert found.rate == pytest.approx(8, rel=0.03)
 
 
+def test_a_rate_at_which_the_queue_grows_is_not_met_although_its_requests_keep_the_limit() -> None:
+    def probe(rate: float, requests: int) -> Counts:
+        return Counts(within={"ttft": requests}, beyond={"ttft": 0}, growing=rate > 12)
+
+    found = highest_rate(probe, start=4, lowest=1, highest=100, tolerance=0.05)
+    assert found.rate == pytest.approx(12, rel=0.06)
+    assert {step.verdict for step in found.steps if step.rate > 12} == {"growing"}
+
+
+def test_one_growing_window_may_be_chance() -> None:
+    windows = iter([True, False])
+    found = highest_rate(
+        lambda rate, n: Counts(within={"ttft": n}, beyond={"ttft": 0}, growing=next(windows)),
+        start=4, lowest=4, highest=4,
+    )  # fmt: skip
+    assert (found.rate, found.steps[0].verdict) == (4, "met")
+
+
 def test_a_server_that_never_meets_the_limit() -> None:
     found = highest_rate(lambda rate, n: Counts(within={"ttft": 0}, beyond={"ttft": n}), start=4, lowest=1, highest=8)
     assert found.rate is None
