@@ -97,15 +97,3 @@ def _pearson(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 def _range(losses: Mapping[int, float]) -> str:
     return f"steps {min(losses)} to {max(losses)}" if losses else "no steps"
-
-
-def bounded(count: int, limit: int, extremes: Sequence[int] = ()) -> list[int]:
-    """Indices of at most `limit` of `count` points: the first, the last, `extremes`, and every so-manieth."""
-    if limit < 2:
-        raise ValueError(f"limit: expected at least 2 points, found {limit}")
-    if count <= limit:
-        return list(range(count))
-    must = sorted({0, count - 1, *extremes})[:limit]
-    room = limit - len(must)
-    stride = math.ceil(count / room) if room > 0 else count
-    return sorted({*must, *range(0, count, stride)})[:limit] if room > 0 else must

@@ -8,12 +8,14 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuronbench.training.overlay import bounded, overlay
+from neuronbench.training.curves import bounded
+from neuronbench.training.overlay import overlay
 
 
 def run(seed: int, steps: int = 40, wobble: float = 0.0) -> dict[int, float]:
@@ -89,27 +91,46 @@ def command(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def receipts(tmp_path: Path) -> Path:
-    """A project with a session of three training runs (two alike, one of another seed) and something else."""
-    from neuronbench.model import FrozenMap, Metric, Outcome, Point, Record
+    """A session of training runs (two alike, another seed, one cut off, three in one record) and something else."""
+    from neuronbench.model import Failure, FrozenMap, Metric, Outcome, Point, Record
     from neuronbench.receipts import ReceiptStore
 
     (tmp_path / "pyproject.toml").write_text("")
     store = ReceiptStore(tmp_path / "mlruns" / "receipts")
     session = store.begin_session(command=["test"])
-    for name, seed in (("one", 1), ("again", 1), ("other", 2), ("none", 0)):
+
+    def add(name: str, *runs: tuple[int, range, dict[str, Any]], error: bool = False) -> None:
         record = Record(
             session=session,
-            point=Point(benchmark="b", lane="lora_sft", backend="cpu", params=FrozenMap(seed=seed), id=name),
+            point=Point(benchmark="b", lane="lora_sft", backend="cpu", params=FrozenMap(name=name), id=name),
         )
         staging = store.open(record)
-        if name != "none":
-            losses = run(seed, wobble=0.1)
-            write_steps(staging.folder / "steps.parquet", losses)
-            record.tables["steps"] = "steps.parquet"
-            record.workload["training"] = [{"job": {"seed": seed, "steps": 40, "digest": f"d{seed}"}}]
-        record.add(Metric(id="x", value=1.0, unit="s"))
-        record.close(Outcome.OK, ended_at="2026-01-01T00:00:00+00:00", duration_s=1.0)
+        record.workload["training"] = []
+        for number, (seed, steps, facts) in enumerate(runs, 1):
+            table = "steps" if number == 1 else f"steps-{number}"
+            losses = {step: loss for step, loss in run(seed, wobble=0.1).items() if step in steps}
+            write_steps(staging.folder / f"{table}.parquet", losses)
+            record.tables[table] = f"{table}.parquet"
+            job = {"seed": seed, "steps": 40, "adapter": {"r": 8}, "digest": f"d{seed}"}
+            record.workload["training"].append(
+                {"job": job, "dataset": {"digest": "da"}, "init_digest": f"{seed:064x}", "complete": True, **facts}
+            )
+        if error:
+            record.error = Failure(kind="worker_died", phase="window", message="died", causal_line="died")
+        else:
+            record.add(Metric(id="x", value=1.0, unit="s"))
+        outcome = Outcome.ERROR if error else Outcome.OK
+        record.close(outcome, ended_at="2026-01-01T00:00:00+00:00", duration_s=1.0)
         store.commit(record, staging)
+
+    whole = range(1, 41)
+    add("one", (1, whole, {}))
+    add("again", (1, whole, {}))
+    add("other", (2, whole, {"job": {"seed": 2, "steps": 40, "adapter": {"r": 16}, "digest": "d2"}}))
+    add("cut_off", (1, range(1, 13), {"complete": False}), error=True)
+    add("many", (1, whole, {}), (1, range(31, 41), {"resumed_from": 30}), (2, whole, {}))
+    add("none")
+    add("dead", error=True)
     return tmp_path
 
 
@@ -129,19 +150,54 @@ def test_the_command_shows_gaps_and_what_differs(receipts: Path, tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr
     assert "Pearson r" in done.stdout
-    assert "job differs: seed: 1 in A, 2 in B" in done.stdout
+    assert "differs: job.seed: 1 in A, 2 in B" in done.stdout
+    assert "differs: job.adapter.r: 8 in A, 16 in B" in done.stdout
+    assert "initial_state: 000000000000 in A" in done.stdout
     assert figure.read_bytes().startswith(b"\x89PNG")
     said = json.loads((tmp_path / "o.json").read_text())
     assert said["identical"] is False
-    assert said["job_differs"] == {"seed": [1, 2]}
+    assert said["differs"] == {
+        "job.adapter.r": [8, 16],
+        "job.seed": [1, 2],
+        "initial_state": [f"{1:064x}", f"{2:064x}"],
+    }
+    assert said["marks"] == []
     alike = command(receipts, "last/one--r1", "last/again--r1", "--json", "-")
     assert json.loads(alike.stdout)["identical"] is True
+    assert json.loads(alike.stdout)["differs"] == {}
+
+
+def test_a_run_that_was_cut_off_is_laid_over_and_marked(receipts: Path, tmp_path: Path) -> None:
+    page = tmp_path / "both.html"
+    done = command(receipts, "last/one--r1", "last/cut_off--r1", "--figure", str(page))
+    assert done.returncode == 0, done.stderr
+    assert "B: outcome error" in done.stdout
+    assert "B: unfinished: step 12 of 40" in done.stdout
+    assert "A has 40 steps, B has 12: compared are the 12 in common" in done.stdout
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert "<svg" in text
+    assert "unfinished: step 12 of 40" in text
+    assert "<td>Pearson r</td>" in text
+
+
+def test_runs_of_one_record_are_told_apart_by_their_number(receipts: Path) -> None:
+    said = json.loads(command(receipts, "last/many--r1", "last/many--r1#2", "--json", "-").stdout)
+    assert (said["identical"], said["steps"], said["only_first"]) == (True, 10, 30)
+    assert said["b"].endswith("many--r1#2")
+    assert any("run 1 of 3" in mark for mark in said["marks"])
+    assert any("went on from step 30" in mark for mark in said["marks"])
+    third = json.loads(command(receipts, "last/many--r1", "last/many--r1#3", "--json", "-").stdout)
+    assert third["identical"] is False
+    assert third["differs"]["job.seed"] == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("last/one--r1", "last/none--r1"), "no steps.parquet"),
+        (("last/one--r1", "last/none--r1"), "no steps.parquet: expected a training run, found a record of lane"),
+        (("last/one--r1", "last/dead--r1"), "the run made no step before it ended (error, worker_died)"),
+        (("last/one--r1", "last/many--r1#4"), "no steps-4.parquet: it has 3 runs"),
         (("last/one--r1", "nothing"), "SESSION/NAME"),
         (("last/one--r1", "last/absent"), "no such receipt"),
         (("last/one--r1", "last/other--r1", "--tolerance", "7"), "tolerance"),

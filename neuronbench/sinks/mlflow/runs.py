@@ -74,13 +74,12 @@ class Writer:
         if record.kind == "point" and record.workload:
             log_workload(client, run_id, record)
         table, problem = requests_table(receipt)
-        steps, strange = series.steps_table(receipt)
+        steps, strange = series.steps_tables(receipt)
         with tempfile.TemporaryDirectory(prefix="nb-mlflow-") as scratch:
             problems = stage(receipt, table, steps, Path(scratch))
             client.log_artifacts(run_id, scratch)
-        problems += [each for each in (problem, strange) if each]
-        if steps is not None:
-            series.write(client, run_id, steps, end_ms=end_ms)
+        problems += [each for each in (problem, *strange) if each]
+        series.write(client, run_id, record, steps, end_ms=end_ms)
         if table is not None and self.trace_limit > 0:
             problems += self._traces(client, experiment, run_id, receipt, table)
         if problems:
@@ -191,7 +190,9 @@ def requests_table(receipt: Receipt) -> tuple[Any, str]:
         return None, str(error)
 
 
-def stage(receipt: Receipt, table: pyarrow.Table | None, steps: pyarrow.Table | None, scratch: Path) -> list[str]:
+def stage(
+    receipt: Receipt, table: pyarrow.Table | None, steps: Mapping[int, pyarrow.Table], scratch: Path
+) -> list[str]:
     """Lay out the artifacts of a receipt in `scratch`; returns what could not be shown."""
     record, problems = receipt.record, []
     (scratch / "record.json").symlink_to(receipt.path / "record.json")
@@ -208,7 +209,7 @@ def stage(receipt: Receipt, table: pyarrow.Table | None, steps: pyarrow.Table | 
         (scratch / "error.txt").write_text(text, encoding="utf-8", errors="replace")
     try:
         drawn = {} if table is None else figures.figures_for(record, table)
-        drawn |= {} if steps is None else training.figures_for(record, steps)
+        drawn |= training.figures_for(record, steps) if steps else {}
         for stem, figure in drawn.items():
             (scratch / "figures").mkdir(exist_ok=True)
             figures.save(figure, scratch / "figures" / f"{stem}.png")
