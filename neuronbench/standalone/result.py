@@ -145,7 +145,8 @@ def single_rows(metrics: Sequence[Metric]) -> list[tuple[str, str, str]]:
         name = " ".join(part for part in (metric.id.replace("_", " "), metric.stat) if part)
         value = number(metric)
         unit = "" if metric.unit == "share" or metric.value is None else f" {metric.unit}"
-        rows.append((name, value + unit, metric.note))
+        bounds = "" if None in (metric.low, metric.high) else f"{metric.low:.4g} to {metric.high:.4g}"
+        rows.append((name, value + unit, "; ".join(filter(None, (bounds, metric.note)))))
     return rows
 
 
