@@ -289,6 +289,7 @@ class Measure:
         prompt_tokens: int = 32,
         output_tokens: int = 32,
         tie_nats: float | None = None,
+        likelihoods: bool = False,
         concurrency: int = 8,
         seed: int = 0,
     ) -> Comparison:
@@ -296,17 +297,19 @@ class Measure:
 
         The reference is the same weights in fp32, by transformers on this host; it is made once and kept. A token is
         right when the reference holds it for at most `tie_nats` less likely than its own choice; where the two part the
-        model is asked again from the reference's beginning, so that every token is judged.
+        model is asked again from the reference's beginning, so that every token is judged. `likelihoods`: compare those
+        of the tokens as well; vLLM takes half a minute to be able to tell them, once after each start.
 
-        Records `accuracy_ratio` with its interval, `agreement`, the differences of the likelihoods, a gate per check,
-        and the identity of weights and configuration: performance of that server stands on it. Raises `PointFailure`
+        Records `accuracy_ratio` with its interval, `agreement`, a gate per check, every token in `tokens.parquet`, and
+        the identity of weights and configuration: performance of that server stands on it. Raises `PointFailure`
         for a server whose weights are not known, or that does not say which tokens it generated.
         """
         from neuronbench import measure_tokens
         from neuronbench.accuracy.greedy import TIE_NATS, GreedyTokens
 
         asked = measure_tokens.Asked(
-            texts=texts, prompt_tokens=prompt_tokens, output_tokens=output_tokens, concurrency=concurrency, seed=seed,
+            texts=texts, prompt_tokens=prompt_tokens, output_tokens=output_tokens, likelihoods=likelihoods,
+            concurrency=concurrency, seed=seed,
             measure=GreedyTokens(tie_nats=TIE_NATS if tie_nats is None else tie_nats),
         )  # fmt: skip
         return measure_tokens.accuracy(self._session, self._opened, endpoint, asked)

@@ -135,7 +135,8 @@ class Session:
             record.workload["host_floor"] = self.host_floor
         if evidence.is_performance(record) and record.resource is not None:
             artifact = evidence.artifact_hash(record.resource.facts)
-            record.gate(evidence.evidence_gate(artifact, self._evidence(artifact, record)))
+            external = bool(record.resource.facts.get("external"))
+            record.gate(evidence.evidence_gate(artifact, self._evidence(artifact, record), external=external))
 
     def _evidence(self, artifact: str, record: Record) -> Evidence | None:
         """What the youngest accuracy record of an artifact shows: this very one, one of the session, an older one."""

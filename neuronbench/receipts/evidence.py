@@ -1,6 +1,6 @@
-"""Whether a compiled artifact is known to answer right: which record says so, found by the artifact's hash.
+"""Whether a compiled artifact or a served model is known to answer right: which record says so, found by its hash.
 
-A performance record of an artifact is provisional until an accuracy record of the same artifact stands beside it.
+A performance record of one is provisional until an accuracy record of the same artifact stands beside it.
 Receipts are never rewritten: what a later record has shown is found when a report is made, by `accuracy_evidence` and
 `validity_now`.
 """
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 GATE: Final = "accuracy_evidence"
 PART: Final = "accuracy"
 """Of a record's workload: a list, one entry per comparison with a reference, each with `artifact` and `passed`."""
+_ANSWER: Final = frozenset({"compiled_model", "endpoint"})
+"""Kinds of resource that answer, rightly or not."""
 _TIMES: Final = frozenset({"ns", "us", "µs", "ms", "s"})
 
 
@@ -38,7 +40,7 @@ def artifact_hash(facts: Mapping[str, Json]) -> str:
     """Identity of the artifact a resource with these facts runs; empty when its provider does not say.
 
     It is a digest over the digests of its files (`facts["artifact"]["sha256"]`); where there are none, the key it was
-    made by.
+    made by: of a server, that of its weights and configuration (`serving.identity`).
     """
     artifact = facts.get("artifact")
     if not isinstance(artifact, Mapping):
@@ -94,8 +96,8 @@ def accuracy_evidence(store: ReceiptStore, artifact: str, *, before: str | None 
 
 
 def is_performance(record: Record) -> bool:
-    """Whether a record has a time or a rate of a compiled model to quote."""
-    if record.kind != "point" or record.resource is None or record.resource.kind != "compiled_model":
+    """Whether a record has a time or a rate of a compiled or served model to quote."""
+    if record.kind != "point" or record.resource is None or record.resource.kind not in _ANSWER:
         return False
     return any(
         metric.value is not None and (metric.unit in _TIMES or metric.unit.endswith("/s"))
@@ -103,8 +105,14 @@ def is_performance(record: Record) -> bool:
     )
 
 
-def evidence_gate(artifact: str, evidence: Evidence | None) -> Gate:
-    """The gate of a performance record: provisional without evidence, invalid when the evidence is against it."""
+def evidence_gate(artifact: str, evidence: Evidence | None, *, external: bool = False) -> Gate:
+    """The gate of a performance record: provisional without evidence, invalid when the evidence is against it.
+
+    `external`: of a server that somebody else runs; nobody here can say what it has loaded.
+    """
+    if external and not artifact:
+        why = "no evidence that it answers right: somebody else runs the server, and its weights are not known here"
+        return Gate(id=GATE, passed=False, severity="provisional", message=why)
     if evidence is None:
         what = f"artifact {artifact}" if artifact else "this model, whose artifact its provider does not identify"
         return Gate(

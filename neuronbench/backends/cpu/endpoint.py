@@ -26,8 +26,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench import models
+from neuronbench.environment import host_facts
 from neuronbench.model import Failure, FrozenMap, Json, Point, ResourceSpec, slug
 from neuronbench.protocols import Backend, BootContext, BootError, ProviderInfo, Stack, Unsupported
+from neuronbench.serving import identity
 from neuronbench.serving.openai_server import ServerCommand, boot
 from neuronbench.serving.phases import VLLM
 from neuronbench.serving.server import OpenAIServer
@@ -121,7 +123,16 @@ class VllmCpuProvider:
             spec,
             context,
             flavour=VLLM,
-            facts={"stack": _stack_facts(stack), "model": model.facts()},
+            facts={
+                "stack": _stack_facts(stack),
+                "model": model.facts(),
+                "artifact": identity.artifact(
+                    spec,
+                    weights=model.facts(),
+                    versions=stack.packages,
+                    target={name: host_facts()[f"host.{name}"] for name in ("arch", "cpu_model")},
+                ),
+            },
             vocabulary=vocabulary,
             deadline=deadline,
         )
