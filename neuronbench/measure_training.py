@@ -299,12 +299,12 @@ def _cut_off(failure: Failure, kept: Steps | None, job: TrainJob, resume: bool |
     return replace(failure, message=message, remedy=remedy)
 
 
-def _host_peak(session: Session, trainer: Trainer) -> Peak | None:
-    """What a core of this host was measured to do in this session; None unless it is the host that trains."""
+def _host_peak(session: Session, trainer: Trainer) -> Peak | str:
+    """What a core of this host was measured to do in this session, or why that is not known."""
     from neuronbench.training.peaks import host_peak
 
     if trainer.peak is None or not trainer.peak.bound:
-        return None
+        return ""  # the hardware has a peak of its own, or it is not this host that trains
     floor = next((record for record in session.records if record.receipt_id == session.host_floor), None)
     return host_peak(floor, trainer.peak.dtype, trainer.cores)
 

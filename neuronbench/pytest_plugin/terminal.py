@@ -138,7 +138,7 @@ class Terminal:
             keys = keys or tuple(dict.fromkeys(key for record in records for key in record.metrics))[:6]
             title = f"{lane}: {name} on {backend}"
             show(tables.render(tables.lane_table(title, records, keys), width=width, color=color).rstrip())
-            for line in tables.sample_notes(records, keys):
+            for line in (*tables.sample_notes(records, keys), *tables.utilisation_notes(records)):
                 show(f"  {line}")
         boots = [record for record in ran if record.kind == "boot"]
         if boots:

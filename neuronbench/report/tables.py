@@ -167,6 +167,21 @@ def sample_notes(records: Sequence[Record], keys: Sequence[str]) -> list[str]:
     return lines
 
 
+def utilisation_notes(records: Sequence[Record], limit: int = 2) -> list[str]:
+    """Of what a utilisation is one: formula and peak of the first points that have others, or why there is none."""
+    points: dict[str, list[str]] = {}
+    for record, name in zip(records, short_ids(records), strict=True):
+        metric = record.metrics.get("mfu_pct")
+        if metric is not None and metric.note:
+            points.setdefault(metric.note, []).append(name)
+    lines = [
+        f"MFU{'' if len(points) == 1 else f' of {names[0]}'}: {' '.join(note.split())}"
+        for note, names in points.items()
+    ]
+    more = len(lines) - limit
+    return lines if more <= 0 else [*lines[:limit], f"MFU of {more} more: in their records"]
+
+
 PHASES = (
     "boot_time_s", "boot_spawn_s", "boot_weights_s", "boot_compile_s", "boot_listen_s", "boot_first_token_s",
     "load_time_s",

@@ -66,9 +66,9 @@ def loss(columns: dict[str, Any], title: str, colour: str = INK) -> Figure:
         axes.plot(steps[~finite], bottom, "x", color=BAD, markersize=6, transform=axes.get_xaxis_transform())
         axes.set_title(f"not finite from step {int(steps[~finite][0])}", color=BAD, fontsize=9, loc="right")
     axes.set_ylabel("loss", fontsize=9)
-    axes.tick_params(labelbottom=False)
+    axes.locator_params(axis="x", nbins=10, integer=True)
     for index, (name, label) in enumerate((("grad_norm", "gradient norm"), ("learning_rate", "learning rate"))):
-        lower = _plain(figure.add_axes((0.08 + 0.47 * index, 0.12, 0.41, 0.22)))
+        lower = _plain(figure.add_axes((0.08 + 0.47 * index, 0.12, 0.41, 0.2)))
         series = columns[name].astype(float)
         lower.plot(steps[kept], series[kept], color=INK, linewidth=1.0, marker=_dots(steps))
         lower.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4))

@@ -17,11 +17,18 @@ from neuronbench.training.window import NO_STEP, Window
 NO_PEAK = "no peak known for a core of this hardware"
 
 
-def host_peak(floor: Record | None, dtype: str, cores: int) -> Peak | None:
-    """Per core, from a record of the host's floor: its product of fp32 matrices on `cores` threads; else None."""
-    found = None if floor is None else floor.metrics.get(f"matmul_rate_t{cores}_GFLOP_s")
-    if floor is None or found is None or found.value is None or dtype != "float32":
-        return None
+def host_peak(floor: Record | None, dtype: str, cores: int) -> Peak | str:
+    """Per core, from a record of the host's floor: its product of fp32 matrices on `cores` threads; else why not."""
+    if dtype != "float32":
+        return f"the host's products are measured in float32, these are {dtype}"
+    if floor is None:
+        return "measure.host_floor earlier in the session gives one"
+    failed = [gate.id for gate in floor.gates if gate.passed is False and gate.id != "beyond_cache"]
+    if failed:
+        return f"{floor.receipt_id} measured what the host can do, but its gate {failed[0]} failed"
+    found = floor.metrics.get(f"matmul_rate_t{cores}_GFLOP_s")
+    if found is None or found.value is None:
+        return f"{floor.receipt_id} has no product of matrices on {cores} threads"
     return Peak(
         flops=found.value * 1e9 / cores,
         dtype=dtype,
@@ -38,15 +45,15 @@ def share(window: Window, flops: FlopModel, peak: Peak, cores: int) -> tuple[flo
     return flops.mfu_pct(rate, peak.flops, cores), f"{flops.formula()}; {of_what}"
 
 
-def mfu(window: Window, flops: FlopModel | str, peak: Peak | None, floor: Peak | None, cores: int) -> Metric:
+def mfu(window: Window, flops: FlopModel | str, peak: Peak | None, floor: Peak | str, cores: int) -> Metric:
     """The utilisation, or null and why. `flops`: the model, or why there is none; `floor`: see `host_peak`."""
     if isinstance(flops, str):
         return metric("mfu", None, note=flops)
     measured = peak is not None and peak.bound
     rated = floor if measured else peak
-    if rated is None:
-        remedy = "; measure.host_floor earlier in the session gives one for float32" if measured else ""
-        return metric("mfu", None, note=f"{NO_PEAK}{remedy}; {flops.formula()}")
+    if not isinstance(rated, Peak):
+        why = f"; {rated}" if rated else ""
+        return metric("mfu", None, note=f"{NO_PEAK}{why}; {flops.formula()}")
     if not window.steps or window.wall_ns <= 0:
         return metric("mfu", None, note=NO_STEP)
     value, of_what = share(window, flops, rated, cores)

@@ -33,12 +33,12 @@ PERCENTILES: Final = (0.5, 0.9, 0.99)
 
 
 def reduce(
-    run: Steps, *, peak: Peak | None, cores: int, floor: Peak | None = None
+    run: Steps, *, peak: Peak | None, cores: int, floor: Peak | str = ""
 ) -> tuple[list[Metric], list[Gate], dict[str, Json]]:
     """Metrics, gates and facts of a run that `steps.verify` has passed.
 
     `cores` × `peak` is the denominator of the utilisation. Where that is only a bound, the utilisation is of `floor`,
-    what the host was measured to do (see `peaks.host_peak`), and null without it.
+    what the host was measured to do, and null without it (see `peaks.host_peak`).
     """
     window = window_of(run)
     counted = Parameters.of([log.start for log in run.ranks])
@@ -65,8 +65,8 @@ def reduce(
     return found, judged, facts
 
 
-def _peak_facts(peak: Peak | None, cores: int) -> Json:
-    if peak is None:
+def _peak_facts(peak: Peak | str | None, cores: int) -> Json:
+    if not isinstance(peak, Peak):
         return None
     return {"flops": peak.flops, "dtype": peak.dtype, "source": peak.source, "date": peak.date, "cores": cores}
 

@@ -318,7 +318,7 @@ def floor(rate: float | None, threads: int = 2) -> Record:
 
 def test_what_the_host_was_measured_to_do_is_its_peak() -> None:
     measured = host_peak(floor(80.0), "float32", 2)
-    assert measured is not None
+    assert isinstance(measured, Peak)
     assert measured.flops == 40e9
     assert "2 threads" in measured.source
     assert measured.date == "2026-03-04"
@@ -332,12 +332,29 @@ def test_what_the_host_was_measured_to_do_is_its_peak() -> None:
     assert documented["peak"]["source"] == "a document"  # what the host can do is nothing to an accelerator
 
 
+def busy_floor() -> Record:
+    record = floor(80.0)
+    record.gate(Gate(id="host_quiet", passed=False, severity="provisional"))
+    return record
+
+
 @pytest.mark.parametrize(
-    ("record", "dtype", "cores"),
-    [(None, "float32", 2), (floor(80.0), "bfloat16", 2), (floor(80.0), "float32", 4), (floor(None), "float32", 2)],
+    ("record", "dtype", "cores", "why"),
+    [
+        (None, "float32", 2, "measure.host_floor"),
+        (floor(80.0), "bfloat16", 2, "these are bfloat16"),
+        (floor(80.0), "float32", 4, "on 4 threads"),
+        (floor(None), "float32", 2, "on 2 threads"),
+        (busy_floor(), "float32", 2, "host_quiet failed"),
+    ],
 )
-def test_no_peak_from_another_type_or_number_of_threads(record: Record | None, dtype: str, cores: int) -> None:
-    assert host_peak(record, dtype, cores) is None
+def test_no_peak_from_another_type_or_number_of_threads_or_a_busy_host(
+    record: Record | None, dtype: str, cores: int, why: str
+) -> None:
+    found = host_peak(record, dtype, cores)
+    assert isinstance(found, str)
+    assert why in found
+    assert why in reduced(log(), peak=BOUND, floor=found)[0]["mfu_pct"].note
 
 
 def test_no_utilisation_without_a_peak_and_none_above_it() -> None:

@@ -15,7 +15,8 @@ NOTE_LIMIT: Final = 7_500
 _HEADLINE: Final = (
     "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "e2e_p50_ms", "e2e_p99_ms", "output_throughput_tok_s",
     "request_throughput_req_s", "goodput_req_s", "error_rate_share", "boot_time_s", "compile_time_s", "load_time_s",
-    "latency_p50_ms", "throughput_items_s", "step_time_p50_ms", "train_throughput_tok_s",
+    "latency_p50_ms", "throughput_items_s", "train_throughput_tok_s", "step_time_p50_ms", "step_time_wall_ms",
+    "mfu_pct", "loss_first", "loss_last", "holdout_loss_before", "holdout_loss_after",
 )  # fmt: skip
 
 
@@ -34,6 +35,7 @@ def note(record: Record, *, receipt: Path, manifest: SessionManifest | None, tra
         parts.append(f"Reason: {cell(record.reason)}")
     if record.metrics:
         parts.append(metric_table(headline(record.metrics)))
+        parts.append(utilisation(record.metrics))
     if record.notes:
         parts.append("\n".join(f"* {cell(text)}" for text in record.notes))
     command = reproduce(record, manifest)
@@ -99,6 +101,12 @@ def metric_table(metrics: Iterable[Metric]) -> str:
                 bounds = f"{low} to {high}" + (f" at {metric.confidence:.0%}" if metric.confidence else "")
         rows.append(f"| {cell(metric.key)} | {cell(value)} | {metric.n or ''} | {bounds} |")
     return "\n".join(["| metric | value | n | bounds |", "|---|---:|---:|---|", *rows])
+
+
+def utilisation(metrics: dict[str, Metric]) -> str:
+    """Formula and peak of a utilisation, without which its number says nothing."""
+    found = metrics.get("mfu_pct")
+    return "" if found is None or found.value is None else f"MFU by {cell(found.note, 600)}"
 
 
 def error_text(error: Failure) -> str:
