@@ -169,7 +169,15 @@ def test_what_a_timer_left_for_the_checkpoint_to_wait_for_is_found_after_the_las
     assert metrics["step_time_wall_ms"].value == pytest.approx(100 + 290 / 59)  # within 5 % over the whole
 
 
-def test_what_the_ranks_apart_is_said() -> None:
+def test_nothing_is_said_of_timers_whose_steps_all_have_a_checkpoint_behind_them() -> None:
+    gate = reduced(log(steps=8, checkpoint_after=7))[1]["timer_escapes_device"]
+    assert gate.passed is None
+    assert "choose checkpoint_every" in gate.message
+    small = reduced(log(steps=60, checkpoint_after=59, checkpoint_ms=100.0))  # too little to hide anything in
+    assert small[1]["timer_escapes_device"].passed is True
+
+
+def test_how_far_apart_ranks_end_a_step_is_said() -> None:
     skew = reduced(log(rank=0, world=2), log(rank=1, world=2, step_ms=120.0))[2]["rank_skew_ms"]
     assert skew == {"ranks": 2, "median": pytest.approx(70.0), "max": pytest.approx(120.0)}
 
