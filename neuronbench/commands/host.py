@@ -111,9 +111,11 @@ def show(*tables: Table) -> None:
     """Print tables, in colour on a terminal (unless NO_COLOR is set)."""
     from rich.console import Console
 
+    from neuronbench.report.tables import print_table
+
     console = Console(width=width(), highlight=False)
     for each in tables:
-        console.print(each)
+        print_table(console, each)
 
 
 class ProgressLine:

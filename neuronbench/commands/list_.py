@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,13 +48,14 @@ def _sessions(here: host.Host, number: int, as_json: bool, problems: list[Receip
         except ReceiptError:  # imported, or killed before the first line
             manifest = {}
         headers = list(here.store.headers(name, on_error=problems.append))
+        now = _validities_now(here, headers)
         rows.append(
             {
                 "session": name,
                 "started_at": manifest.get("started_at") or (headers[0].started_at if headers else ""),
                 "ended_at": manifest.get("ended_at", ""),
                 "exit_status": manifest.get("exit_status"),
-                "outcomes": dict(Counter(verdict(h) for h in headers if h.kind == "point")),
+                "outcomes": dict(Counter(verdict(h, now.get(h.receipt_id)) for h in headers if h.kind == "point")),
                 "boots": sum(h.kind != "point" for h in headers),
                 "lanes": sorted({h.lane for h in headers if h.kind == "point"}),
                 "command": list(manifest.get("command", ())),
@@ -81,6 +84,7 @@ def _sessions(here: host.Host, number: int, as_json: bool, problems: list[Receip
 
 
 def _points(here: host.Host, session: str, lane: str, as_json: bool, problems: list[ReceiptError]) -> None:
+    from neuronbench.receipts import validities_now
     from neuronbench.report import tables
 
     if lane and lane not in here.plugins.lanes:
@@ -98,24 +102,41 @@ def _points(here: host.Host, session: str, lane: str, as_json: bool, problems: l
     if not records:
         host.say(f"No receipts{f' of lane {lane!r}' if lane else ''} in {here.settings.receipts_dir / session}")
         return
+    now = validities_now(records, here.store)
     notes: list[str] = []
     for (name, benchmark, backend), members in tables.by_benchmark(records).items():
         keys = here.plugins.lanes[name].headline if name in here.plugins.lanes else ()
         keys = keys or tuple(dict.fromkeys(key for member in members for key in member.metrics))[:6]
-        host.show(tables.lane_table(f"{name}: {benchmark} on {backend}", members, keys))
+        host.show(tables.lane_table(f"{name}: {benchmark} on {backend}", members, keys, now))
         notes += [line for line in tables.sample_notes(members, keys) if line not in notes]
     for line in notes:
         host.say(f"  {line}")
     boots = [record for record in records if record.kind in ("boot", "compile")]
     if boots:
         host.show(tables.boot_table(boots))
-    for line in (*tables.gate_lines(records), *tables.failure_lines(records)):
+    for line in (
+        *tables.gate_lines(records, now),
+        *tables.later_lines(records, now),
+        *tables.failure_lines(records),
+    ):
         host.say(line)
     host.say(f"Receipts: {here.settings.receipts_dir / session}")
 
 
-def verdict(header: Header) -> str:
+def _validities_now(here: host.Host, headers: Sequence[Header]) -> dict[str, Validity]:
+    """What later accuracy records made of those that are provisional; the others are not read."""
+    from neuronbench.receipts import ReceiptError, validities_now
+
+    records = []
+    for header in headers:
+        if header.kind == "point" and header.validity is Validity.PROVISIONAL:
+            with contextlib.suppress(ReceiptError):
+                records.append(here.store.read(header.path).record)
+    return validities_now(records, here.store)
+
+
+def verdict(header: Header, now: Validity | None = None) -> str:
     """Outcome, and that the numbers are not to be quoted where a gate failed: `ok`, `ok INVALID`."""
     marked = {Validity.INVALID: " INVALID", Validity.PROVISIONAL: " provisional"}
     plain = header.outcome in ("ok", "slo_miss", "failed")
-    return str(header.outcome) + (marked.get(header.validity, "") if plain else "")
+    return str(header.outcome) + (marked.get(now or header.validity, "") if plain else "")

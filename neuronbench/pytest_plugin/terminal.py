@@ -124,9 +124,11 @@ class Terminal:
         session = session_or_none(self._config)
         if session is None or not session.records:
             return
+        from neuronbench.receipts import validities_now
         from neuronbench.report import compiles, tables
 
         ran = [record for record in session.records if record.outcome not in (Outcome.SKIPPED, Outcome.CACHED)]
+        now = validities_now(ran, session.store)
         writer = self._config.get_terminal_writer()
         width = max(80, writer.fullwidth)
         color = bool(writer.hasmarkup)
@@ -137,7 +139,7 @@ class Terminal:
             keys = session.plugins.lanes[lane].headline if lane in session.plugins.lanes else ()
             keys = keys or tuple(dict.fromkeys(key for record in records for key in record.metrics))[:6]
             title = f"{lane}: {name} on {backend}"
-            show(tables.render(tables.lane_table(title, records, keys), width=width, color=color).rstrip())
+            show(tables.render(tables.lane_table(title, records, keys, now), width=width, color=color).rstrip())
             for line in (*tables.sample_notes(records, keys), *tables.utilisation_notes(records)):
                 show(f"  {line}")
         boots = [record for record in ran if record.kind == "boot"]
@@ -150,7 +152,7 @@ class Terminal:
         if references := compiles.reference_line(ran):
             show(references)
         for title, lines in (
-            ("marked by gates", tables.gate_lines(ran)),
+            ("marked by gates", [*tables.gate_lines(ran, now), *tables.later_lines(ran, now)]),
             ("failures by cause", tables.failure_lines(ran)),
         ):
             if lines:

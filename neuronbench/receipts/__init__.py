@@ -15,7 +15,7 @@ Light to import: neither pyarrow nor any other heavy library is loaded before a 
 """
 
 from neuronbench.receipts.codec import ReceiptError, decode_record
-from neuronbench.receipts.evidence import Evidence, accuracy_evidence, artifact_hash, validity_now
+from neuronbench.receipts.evidence import Evidence, accuracy_evidence, artifact_hash, validities_now, validity_now
 from neuronbench.receipts.files import LockTimeout, locked, write_atomic
 from neuronbench.receipts.owner import may_be_alive
 from neuronbench.receipts.receipt import Header, Marker, Receipt
@@ -41,6 +41,7 @@ __all__ = [
     "new_session_id",
     "recover",
     "utc_now",
+    "validities_now",
     "validity_now",
     "write_atomic",
 ]

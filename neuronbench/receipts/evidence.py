@@ -7,7 +7,7 @@ Receipts are never rewritten: what a later record has shown is found when a repo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -133,11 +133,25 @@ def evidence_gate(artifact: str, evidence: Evidence | None, *, external: bool = 
 
 def validity_now(record: Record, store: ReceiptStore) -> Validity:
     """The validity of a record with what accuracy records have shown since it was written."""
-    failed = [gate for gate in record.gates if gate.passed is False and gate.severity != "info"]
-    ended = record.outcome not in (Outcome.ERROR, Outcome.TIMEOUT, Outcome.INTERRUPTED)
-    if [gate.id for gate in failed] != [GATE] or record.resource is None or not ended:
-        return record.validity
-    evidence = accuracy_evidence(store, artifact_hash(record.resource.facts))
-    if evidence is None:
-        return record.validity
-    return Validity.VALID if evidence.passed else Validity.INVALID
+    return validities_now([record], store).get(record.receipt_id, record.validity)
+
+
+def validities_now(records: Iterable[Record], store: ReceiptStore) -> dict[str, Validity]:
+    """Receipt id → validity of those records whose validity is another one by now; the store is asked once for each
+    artifact."""
+    known: dict[str, Evidence | None] = {}
+    found: dict[str, Validity] = {}
+    for record in records:
+        failed = [gate for gate in record.gates if gate.passed is False and gate.severity != "info"]
+        ended = record.outcome not in (Outcome.ERROR, Outcome.TIMEOUT, Outcome.INTERRUPTED)
+        if [gate.id for gate in failed] != [GATE] or record.resource is None or not ended:
+            continue
+        artifact = artifact_hash(record.resource.facts)
+        if artifact not in known:
+            known[artifact] = accuracy_evidence(store, artifact)
+        evidence = known[artifact]
+        if evidence is not None:
+            now = Validity.VALID if evidence.passed else Validity.INVALID
+            if now is not record.validity:
+                found[record.receipt_id] = now
+    return found

@@ -43,9 +43,12 @@ def compile_table(records: Sequence[Record]) -> Table:
         spec: Mapping[str, Any] = record.resource.spec if record.resource else record.point.params
         size = record.metrics.get("artifact_size_bytes")
         style = "green" if record.outcome == Outcome.OK else "red"
-        shape = "×".join(str(spec[name]) for name in ("batch_size", "sequence_length") if spec.get(name))
+        inputs = list((artifact_of(record).get("inputs") or {}).values())
+        asked = [spec.get(name) for name in ("batch_size", "sequence_length")]
+        shape = "×".join(str(size) for size in (inputs[0] if inputs else asked) if size)
+        name = str(spec.get("model") or (spec.get("architecture") or {}).get("model_type") or "")
         table.add_row(
-            str(spec.get("model") or (spec.get("architecture") or {}).get("model_type") or ""),
+            f"{name.removeprefix('packaged:').removeprefix('hub:')} {spec.get('task') or ''}".strip(),
             f"{shape} {spec.get('dtype', '')}".strip(),
             f"[{style}]{verdict(record)}[/]",
             str(artifact_of(record).get("cache", "–")),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from neuronbench.model import Gate, Metric, Outcome, Provenance, Record, Validity
+from neuronbench.receipts.evidence import GATE as EVIDENCE
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 
@@ -39,6 +42,10 @@ SHORT = {
     "train_to_serve_time": "train\nto serve",
 }
 """Names of metrics where there is little room; others stand in full."""
+HEADING_WIDTH = 12
+"""Columns a name may take before it goes on in the next line."""
+ACCURACY = ("agreement_share", "accuracy_ratio")
+"""Shown of every record that has them, whatever its lane."""
 TOO_FEW = "few"
 """Stands for a percentile that has not enough samples."""
 
@@ -61,7 +68,8 @@ def number(metric: Metric | None) -> str:
 def heading(metric: Metric) -> str:
     """Name, statistic and unit, a line each: `TTFT`, `p50`, `ms`."""
     unit = "" if metric.unit == "share" else metric.unit
-    return "\n".join(part for part in (SHORT.get(metric.id, metric.id.replace("_", " ")), metric.stat, unit) if part)
+    name = SHORT.get(metric.id) or "\n".join(textwrap.wrap(words_of(metric), HEADING_WIDTH))
+    return "\n".join(part for part in (name, metric.stat, unit) if part)
 
 
 def benchmark_name(record: Record) -> str:
@@ -79,24 +87,33 @@ def short_ids(records: Sequence[Record]) -> list[str]:
     return ids
 
 
-def verdict(record: Record) -> str:
-    """Outcome and validity in one word or two: `ok`, `ok INVALID`, `timeout`."""
+def verdict(record: Record, now: Mapping[str, Validity] | None = None) -> str:
+    """Outcome and validity in one word or two: `ok`, `ok INVALID`, `timeout`.
+
+    `now`: validities that later records have changed, by receipt id (`receipts.validities_now`).
+    """
     words = [record.outcome.value if record.outcome else "?"]
-    if record.outcome in (Outcome.OK, Outcome.SLO_MISS) and record.validity != Validity.VALID:
-        words.append(record.validity.value.upper() if record.validity == Validity.INVALID else record.validity.value)
+    validity = (now or {}).get(record.receipt_id, record.validity)
+    if record.outcome in (Outcome.OK, Outcome.SLO_MISS) and validity != Validity.VALID:
+        words.append(validity.value.upper() if validity == Validity.INVALID else validity.value)
     if record.provenance != Provenance.MEASURED:
         words.append(record.provenance.value)
     return " ".join(words)
 
 
+def words_of(metric: Metric) -> str:
+    """Its name in words: `accuracy ratio`."""
+    return metric.id.replace("_", " ")
+
+
 def headline(record: Record, keys: Sequence[str], *, limit: int = 2) -> str:
     """`TTFT p50 88.1 ms, 812 tok/s`: the first `limit` metrics of a lane that have a value, in words."""
     parts = []
-    for key in keys:
+    for key in headline_keys([record], keys):
         metric = record.metrics.get(key)
         if metric is None or metric.value is None or metric.unit == "share":
             continue
-        name = metric.id.upper() if metric.id in ("ttft", "tpot", "e2e") else ""
+        name = metric.id.upper() if metric.id in ("ttft", "tpot", "e2e") else "" if metric.unit else words_of(metric)
         parts.append(" ".join(word for word in (name, metric.stat, number(metric), metric.unit) if word))
     chosen = parts[:1] + [part for part in parts[1:] if "tok/s" in part or "items/s" in part][: limit - 1]
     return ", ".join(chosen)
@@ -118,10 +135,12 @@ def plain_table(title: str) -> Table:
     )
 
 
-def lane_table(title: str, records: Sequence[Record], keys: Sequence[str]) -> Table:
+def lane_table(
+    title: str, records: Sequence[Record], keys: Sequence[str], now: Mapping[str, Validity] | None = None
+) -> Table:
     """One row a repeat, one column a headline metric; invalid and simulated rows say so.
 
-    All `records` are of one benchmark on one backend, which `title` names.
+    All `records` are of one benchmark on one backend, which `title` names. `now` as of `verdict`.
     """
     table = plain_table(title)
     table.add_column("point", overflow="fold", min_width=min(14, max(map(len, short_ids(records)), default=5)))
@@ -130,7 +149,7 @@ def lane_table(title: str, records: Sequence[Record], keys: Sequence[str]) -> Ta
         table.add_column("r", justify="right", no_wrap=True)
     table.add_column("result", no_wrap=True)
     table.add_column("n", justify="right", no_wrap=True)
-    used = [key for key in keys if any(key in record.metrics for record in records)]
+    used = headline_keys(records, keys)
     for key in used:
         table.add_column(
             heading(next(record.metrics[key] for record in records if key in record.metrics)),
@@ -138,14 +157,32 @@ def lane_table(title: str, records: Sequence[Record], keys: Sequence[str]) -> Ta
             no_wrap=True,
         )
     for record, name in zip(records, short_ids(records), strict=True):
-        style = {"ok": "green", "skipped": "dim", "cached": "dim"}.get(verdict(record), "yellow")
+        style = {"ok": "green", "skipped": "dim", "cached": "dim"}.get(verdict(record, now), "yellow")
         if record.outcome in (Outcome.ERROR, Outcome.TIMEOUT, Outcome.FAILED, Outcome.INTERRUPTED):
             style = "red"
         count = next((record.metrics[key].n for key in used if key in record.metrics), None)
         row = [name, *([str(record.repeat)] if several else [])]
-        row += [f"[{style}]{verdict(record)}[/]", "–" if count is None else str(count)]
+        row += [f"[{style}]{verdict(record, now)}[/]", "–" if count is None else str(count)]
         table.add_row(*row, *(number(record.metrics.get(key)) for key in used))
     return table
+
+
+def headline_keys(records: Sequence[Record], keys: Sequence[str]) -> list[str]:
+    """Of `keys` those that any of the records has; where accuracy was measured, what came of that too."""
+    there = [key for key in keys if any(key in record.metrics for record in records)]
+    more = [key for key in ACCURACY if key not in there and any(key in record.metrics for record in records)]
+    return there + more
+
+
+def later_lines(records: Sequence[Record], now: Mapping[str, Validity]) -> list[str]:
+    """What accuracy records that came later made of records."""
+    lines = []
+    for validity, word in ((Validity.VALID, "valid"), (Validity.INVALID, "INVALID")):
+        names = [record.receipt_name for record in records if now.get(record.receipt_id) is validity]
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            lines.append(f"{word} by accuracy that was measured later: {shown}")
+    return lines
 
 
 def sample_notes(records: Sequence[Record], keys: Sequence[str]) -> list[str]:
@@ -229,12 +266,16 @@ def failure_lines(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def gate_lines(records: Sequence[Record]) -> list[str]:
-    """Gates that failed, each with how many records and the first one's observation and limit."""
+def gate_lines(records: Sequence[Record], now: Mapping[str, Validity] | None = None) -> list[str]:
+    """Gates that failed, each with how many records and the first one's observation and limit.
+
+    What later records have settled (`now`, as of `verdict`) is in `later_lines`.
+    """
     groups: dict[tuple[str, str], list[Gate]] = {}
     for record in records:
+        settled = record.receipt_id in (now or {})
         for gate in record.gates:
-            if gate.passed is False and gate.severity != "info":
+            if gate.passed is False and gate.severity != "info" and not (settled and gate.id == EVIDENCE):
                 groups.setdefault((gate.severity, gate.id), []).append(gate)
     lines = []
     for (severity, gate_id), gates in groups.items():
@@ -253,6 +294,16 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def print_table(console: Console, table: Table) -> None:
+    """The table below its title, which may be wider than it is."""
+    from rich.text import Text
+
+    if table.title is not None:
+        console.print(Text(str(table.title), style="bold"))
+        table.title = None
+    console.print(table)
+
+
 def render(*tables: Table, width: int, color: bool = False) -> str:
     """Tables as text for a terminal of `width` columns."""
     from rich.console import Console
@@ -265,7 +316,7 @@ def render(*tables: Table, width: int, color: bool = False) -> str:
         highlight=False,
     )
     for table in tables:
-        console.print(table)
+        print_table(console, table)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

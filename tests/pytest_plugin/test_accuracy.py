@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 BENCH = """
@@ -48,3 +50,19 @@ def test_speed_is_provisional_alone_and_valid_beside_accuracy_of_this_or_an_olde
     assert later["validity"] == "valid"
     assert later["gates"][-1]["observed"] == f"{judged['session']}/{judged['name']}"
     assert project.records()[0] == alone
+
+
+def test_accuracy_that_comes_later_counts_where_records_are_shown_and_rewrites_none(project) -> None:
+    project.bench(BENCH.replace("bench_latency", "bench_a_latency").replace("bench_accuracy", "bench_z_accuracy"))
+    speed, accuracy = ("bench_it.py::bench_a_latency", "bench_it.py::bench_z_accuracy")
+    result = project.run("-m", "fake and encoder", speed, accuracy)
+    result.assert_outcomes(passed=2)
+    records = {record["name"].partition("-")[0]: record for record in project.records()}
+    assert records["encoder.a_latency"]["validity"] == "provisional"
+    result.stdout.fnmatch_lines(["*fake * ok *", "*valid by accuracy that was measured later: encoder.a_latency*"])
+    assert "provisional: accuracy_evidence" not in result.stdout.str()
+    listed = project.pytester.run(sys.executable, "-m", "neuronbench", "list")
+    listed.stdout.fnmatch_lines(["*encoder*2 ok *"])
+    listed = project.pytester.run(sys.executable, "-m", "neuronbench", "list", "--session", "last")
+    assert "provisional" not in listed.stdout.str()
+    listed.stdout.fnmatch_lines(["valid by accuracy that was measured later: encoder.a_latency*"])

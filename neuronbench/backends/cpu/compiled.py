@@ -176,7 +176,7 @@ class _Boot:
             call_deadline_s=context.settings.deadlines.point, load_deadline_s=min(self.left_s(), 300.0),
             trash=[self.scratch],
         )  # fmt: skip
-        context.progress(f"loading {self.spec.id}")
+        context.progress(f"loading {title(given)}")
         with contextlib.ExitStack() as undo:
             undo.callback(artifact.release)
             worker, loaded = start_copy(plan, 0, context.progress)
@@ -250,7 +250,7 @@ class _Boot:
         flags = {"cpp.threads": given["threads"], **given["compiler_flags"]}
 
         def compile(folder: Path) -> Mapping[str, Json]:
-            context.progress(f"compiling {self.spec.id}")
+            context.progress(f"compiling {title(given)}")
             worker = Worker.start(
                 launch, name=f"{self.spec.id}-compiler", folder=context.folder, spawn=context.spawn,
                 deadline_s=self.left_s(), progress=context.progress,

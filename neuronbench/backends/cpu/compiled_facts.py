@@ -37,6 +37,7 @@ def artifact_facts(found: artifacts.Artifact) -> dict[str, Json]:
         "created_at": found.manifest["created_at"],
         "sha256": {name: entry["sha256"] for name, entry in files.items()},
         "bytes": found.size_bytes,
+        "inputs": {each["name"]: each["shape"] for each in found.facts["inputs"]},
         "parts": found.manifest["parts"],
         "compiler": found.facts["compiler"],
         "seconds": found.facts["seconds"],

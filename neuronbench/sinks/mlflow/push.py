@@ -74,6 +74,11 @@ def push(
     for name, lane in unfinished(sink, session):
         sink.touch(name, lane)
     problems = sink.finish(over=False)
+    if not failed:
+        try:
+            sink.revalidate(session)
+        except Exception as error:  # the runs are there; only what came later is not said of them
+            problems.append(f"validity of older runs: {type(error).__name__}: {error}")
     return PushResult(
         delivered=tuple(delivered), already=tuple(already), failed=tuple(failed), problems=(*unreadable, *problems)
     )

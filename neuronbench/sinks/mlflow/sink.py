@@ -10,6 +10,7 @@ from neuronbench.protocols import Delivery
 from neuronbench.receipts import Receipt, ReceiptError, ReceiptStore, may_be_alive
 from neuronbench.sinks.mlflow import mapping, summary
 from neuronbench.sinks.mlflow.gateway import LIVE, Gateway, Patience, Unavailable
+from neuronbench.sinks.mlflow.revalidate import revalidate
 from neuronbench.sinks.mlflow.runs import Writer
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class MlflowSink:
                     continue  # its own process will
                 with self.gateway.open() as client:
                     summary.finish(client, self.writer, session, lane, over=over)
+                    revalidate(client, self.store, NAME, self._target(), session)
                 self.store.mark(
                     self.store.root / session, session_marker(lane), state="delivered",
                     reference=lane, target=self._target(),
@@ -111,6 +113,11 @@ class MlflowSink:
             except Exception as error:
                 problems.append(f"{session} {lane}: {error}")
         return problems
+
+    def revalidate(self, session: str | None) -> None:
+        """Say of runs, of one session or of all, what accuracy records have shown since. Raises what MLflow does."""
+        with self.gateway.open() as client:
+            revalidate(client, self.store, NAME, self._target(), session)
 
     def _still_runs(self, session: str) -> bool:
         try:
