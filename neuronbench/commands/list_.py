@@ -108,7 +108,8 @@ def _points(here: host.Host, session: str, lane: str, as_json: bool, problems: l
         keys = here.plugins.lanes[name].headline if name in here.plugins.lanes else ()
         keys = keys or tuple(dict.fromkeys(key for member in members for key in member.metrics))[:6]
         host.show(tables.lane_table(f"{name}: {benchmark} on {backend}", members, keys, now))
-        notes += [line for line in tables.sample_notes(members, keys) if line not in notes]
+        told = [*tables.sample_notes(members, keys), *tables.utilisation_notes(members)]
+        notes += [line for line in told if line not in notes]
     for line in notes:
         host.say(f"  {line}")
     boots = [record for record in records if record.kind in ("boot", "compile")]

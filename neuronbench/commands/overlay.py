@@ -25,9 +25,9 @@ be `last`). A record with several runs has more to lay over: NAME#2 is its secon
 largest gap, how the two correlate, the first step at which they differ by more than the tolerance, whether they are the
 same to the bit, and what differs between the runs: job, data, initial state, resource, stack.
 
+\b
 neuronbench overlay last/lora_sft-cpu--r1 last/lora_sft-cpu--r2
-
-neuronbench overlay last/determinism-cpu--r1 last/determinism-cpu--r1#3 --figure seeds.png
+neuronbench overlay last/seeds--r1 last/seeds--r1#3 --figure seeds.png
 """
 
 
