@@ -85,7 +85,7 @@ def show(result: Result, *, every_gate: bool = False) -> None:
     for note in result.notes:
         host.say(f"note: {note}")
     words = {
-        "valid": "valid: every check that could be made passed",
+        "valid": "valid: every check that could be made passed; whether the answers are right is none of them",
         "provisional": "PROVISIONAL",
         "invalid": "INVALID",
     }
