@@ -101,7 +101,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def real(project: Path) -> Run:
-    """The run: two points of the repository's benchmark, one whose server is killed, one whose weights are corrupt."""
+    """The run: accuracy and two points of the repository's benchmarks on one server, a server that is killed, corrupt
+    weights."""
     stack = stack_or_skip()
     (project / "benchmarks" / "serving" / "bench_own.py").write_text(OWN)
     corrupt = project / "benchmarks" / "serving" / "corrupt"
@@ -110,7 +111,7 @@ def real(project: Path) -> Run:
     (corrupt / "model.safetensors").write_bytes(b"\xff" * 4096)
     return run_pytest(
         project,
-        "-m", "cpu", "-k", "closed_loop or corrupt or (killed and c1)", "--nb-stack", f"any={stack}",
+        "-m", "cpu", "-k", "accuracy or closed_loop or corrupt or (killed and c1)", "--nb-stack", f"any={stack}",
         "--nb-set", "concurrency=1,4", "--nb-set", "window_s=5", "--nb-deadline", "boot=240",
-        timeout_s=290,
+        timeout_s=420,
     )  # fmt: skip

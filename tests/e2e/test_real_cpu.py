@@ -46,6 +46,23 @@ def test_the_points_have_finite_numbers_and_a_table(real, points) -> None:
     assert "TTFT" in real.output
 
 
+def test_speed_stands_on_the_accuracy_of_the_same_server(real, points) -> None:
+    judged = points["serving.accuracy-cpu--r1"]
+    assert judged["outcome"] == "ok", real.output
+    gates = {gate["id"]: gate["passed"] for gate in judged["gates"]}
+    assert (gates["accuracy"], gates["accuracy_samples"]) == (True, True)
+    (part,) = judged["workload"]["accuracy"]
+    assert part["passed"] is True
+    assert part["weight"] == 128
+    assert 0.8 < judged["metrics"]["agreement_share"]["value"] <= 1  # bfloat16 is not fp32
+    assert judged["metrics"]["token_gap_max_nats"]["value"] < 0.25
+    for name in CLOSED_LOOP:
+        assert points[name]["resource"]["facts"]["artifact"]["key"] == part["artifact"]
+        (gate,) = (gate for gate in points[name]["gates"] if gate["id"] == "accuracy_evidence")
+        assert (gate["passed"], gate["observed"]) == (True, f"{judged['session']}/{judged['name']}")
+    assert "references: " in real.output
+
+
 def test_every_request_is_in_the_table(real, points) -> None:
     for name in CLOSED_LOOP:
         record = points[name]

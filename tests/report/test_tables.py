@@ -28,14 +28,16 @@ def test_a_title_stands_in_one_line_however_narrow_the_table_is() -> None:
 
 
 def test_names_of_columns_go_on_in_the_next_line_and_none_is_cut() -> None:
+    assert tables.heading(metric("memory_bandwidth", 1.0, stat="t2", n=1)) == "memory\nbandwidth\nt2\nGB/s"
     made = record(
         "x", metric("latency", 3.7, stat="p50", n=9), metric("latency_per_token", 0.08, stat="p50", n=9),
         metric("latency_per_token", 0.3, stat="p99", n=9), metric("total_token_throughput", 17408.0, n=9),
         metric("output_token_throughput", 5803.0, n=9),
     )  # fmt: skip
-    text = tables.render(tables.lane_table("t", [made], tuple(made.metrics)), width=80)
+    unsure = record("b1-workers=all", *made.metrics.values(), gates=(evidence_gate("a", None),))
+    text = tables.render(tables.lane_table("t", [made, unsure], tuple(made.metrics)), width=80)
     assert "…" not in text
-    for word in ("latency per", "total token", "output token", "throughput", "17408", "5803"):
+    for word in ("tokens", "all", "output", "17408", "5803", "0.080"):
         assert word in text
     assert all(len(line) <= 80 for line in text.splitlines())
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from neuronbench import artifacts
 from neuronbench.definitions import metric
 from neuronbench.model import FrozenMap, Json, Metric
+
+_OF_TOKENS: Final = frozenset({"encoder", "embedding", "seq2seq"})
+"""Families whose input is as many tokens as `sequence_length` says."""
 
 
 def artifact_metrics(found: artifacts.Artifact) -> list[Metric]:
@@ -57,7 +61,9 @@ def reference_parts(parts: Mapping[str, Json], given: FrozenMap) -> dict[str, Js
 def title(given: FrozenMap) -> str:
     """For people: `all-MiniLM-L6-v2 raw_output 1×128 float32`."""
     name = str(given["model"] or (given["architecture"] or {}).get("model_type", ""))
-    shape = "×".join(str(given[part]) for part in ("batch_size", "sequence_length"))
+    shape = f"batch {given['batch_size']}"
+    if given["family"] in _OF_TOKENS:
+        shape = f"{given['batch_size']}×{given['sequence_length']}"
     return f"{name.rpartition(':')[2]} {given['task']} {shape} {given['dtype']}"
 
 
