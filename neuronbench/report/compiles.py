@@ -34,7 +34,8 @@ def reference_line(records: Sequence[Record]) -> str:
 def compile_table(records: Sequence[Record]) -> Table:
     """A row per compiled model that was made ready."""
     table = plain_table("compiles")
-    table.add_column("model", overflow="fold")
+    words = [word for record in records for word in _name(record).split()]
+    table.add_column("model", overflow="fold", min_width=min(24, max(map(len, words), default=0)))
     for heading in ("shape", "result", "cache"):
         table.add_column(heading, no_wrap=True)
     for heading in ("compile\ns", "load\ns", "size\nMB", "graphs"):
@@ -46,9 +47,8 @@ def compile_table(records: Sequence[Record]) -> Table:
         inputs = list((artifact_of(record).get("inputs") or {}).values())
         asked = [spec.get(name) for name in ("batch_size", "sequence_length")]
         shape = "×".join(str(size) for size in (inputs[0] if inputs else asked) if size)
-        name = str(spec.get("model") or (spec.get("architecture") or {}).get("model_type") or "")
         table.add_row(
-            f"{name.removeprefix('packaged:').removeprefix('hub:')} {spec.get('task') or ''}".strip(),
+            _name(record),
             f"{shape} {spec.get('dtype', '')}".strip(),
             f"[{style}]{verdict(record)}[/]",
             str(artifact_of(record).get("cache", "–")),
@@ -58,6 +58,13 @@ def compile_table(records: Sequence[Record]) -> Table:
             number(record.metrics.get("graphs_graphs")).partition(".")[0],
         )
     return table
+
+
+def _name(record: Record) -> str:
+    """Model and what it is for: `all-MiniLM-L6-v2 embed`."""
+    spec: Mapping[str, Any] = record.resource.spec if record.resource else record.point.params
+    name = str(spec.get("model") or (spec.get("architecture") or {}).get("model_type") or "")
+    return f"{name.removeprefix('packaged:').removeprefix('hub:')} {spec.get('task') or ''}".strip()
 
 
 def compile_line(records: Sequence[Record]) -> str:
