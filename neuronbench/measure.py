@@ -24,6 +24,7 @@ from neuronbench.telemetry.request import TelemetryRequest
 if TYPE_CHECKING:
     from neuronbench.accuracy import Answers, Comparison, Samples
     from neuronbench.accuracy import Measure as AccuracyMeasure
+    from neuronbench.audit import Audit
     from neuronbench.load.reduce import Reduction
     from neuronbench.load.workload import Warmup
     from neuronbench.measure_device import Timed
@@ -403,6 +404,24 @@ class Measure:
         from neuronbench import measure_handover
 
         return measure_handover.answers(self._session, self._opened, endpoint, prompts, max_tokens=max_tokens)
+
+    def audit(self, endpoint: Endpoint, *, forbid_caching: bool = False) -> Audit:
+        """Look whether a server earns its numbers: caches nobody was told of, false first tokens, tokens only counted.
+
+        Some forty small requests, outside of any window. Records a gate each (`audit_caching`, `audit_first_token`,
+        `audit_output_tokens`) and what they stand on. `forbid_caching`: prompts were promised to be computed, so a
+        prefix cache is a fault even where the server says that it has one. See `neuronbench.audit`.
+        """
+        from neuronbench.audit import audit
+
+        label = self.point.id
+        found = audit(
+            endpoint, forbid_caching=forbid_caching, deadline_s=self._session.settings.deadlines.point,
+            progress=lambda text: self._session.progress(f"{label}: {text}"),
+        )  # fmt: skip
+        self.record.gate(*found.gates)
+        self.record.workload["audit"] = dict(found.facts)
+        return found
 
     def host_floor(self, *, seconds: float = 0.5, model: str | None = None) -> dict[str, Metric]:
         """Measure what this host can do at best, each figure in a window of `seconds`; later records cite this one.

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neuronbench.audit import OUTPUTS_DEADLINE_S, outputs, unchanged_gate
+from neuronbench.load.apis import APIS
 from neuronbench.measure import DeadlineExceeded, PointFailure, Served, clock_epoch, reduction_served
 from neuronbench.model import Failure, Gate, Metric, Record, fingerprint
 from neuronbench.protocols import Endpoint, SamplerSpec
@@ -74,6 +76,8 @@ def serve(
     )
     record.workload.update(plan.describe(), epoch=clock_epoch(), slo=dict(slo), engine="native")
 
+    patience_s = min(settings.deadlines.first_token, OUTPUTS_DEADLINE_S)
+    before = outputs(endpoint, deadline_s=patience_s) if APIS[api].generates else None
     samplers = [*default_samplers(endpoint), *telemetry.samplers]
     samplers += session.plugins.telemetry_samplers(record.point, endpoint)
     recorder = Recorder.start(samplers, opened.folder, session.spawn)
@@ -107,6 +111,8 @@ def serve(
     _record(opened, endpoint, reduction, sampled, settings)
     _discard(scratch)
     failure = _failure(session, endpoint, driven)
+    if before is not None and failure is None:
+        record.gate(unchanged_gate(before, outputs(endpoint, deadline_s=patience_s)))
     if failure is not None:
         raise DeadlineExceeded(failure) if failure.kind.endswith("timeout") else PointFailure(failure)
     return reduction_served(reduction)

@@ -150,6 +150,13 @@ def load(
     json_file: Annotated[
         str, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for standard output.")
     ] = "",
+    audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit",
+            help="Look whether the server earns its numbers: hidden caches, false first tokens, wrong counts.",
+        ),
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 when the result is invalid.")] = False,
     every_gate: Annotated[bool, typer.Option("--gates", help="Show the checks that passed, too.")] = False,
 ) -> None:
@@ -204,14 +211,16 @@ def load(
     name, _, where = engine.partition("=")
     extras = standalone.Extras(
         slo=limits, percentile=slo_percentile / 100, processes=processes, dataset=dataset,
-        dataset_format=dataset_format, ca_file=ca_file, arrivals=special,
+        dataset_format=dataset_format, ca_file=ca_file, audit=audit, arrivals=special,
         workload=special if trace is not None else workload,  # type: ignore[arg-type]  # a trace is both
     )  # fmt: skip
     if name != "native":
         _only_native(
             limits=limits, processes=processes > 1, dataset=dataset, ca_file=ca_file, find_rate=find_rate,
-            arrivals=special, input_tokens=workload, api=api == "responses", slo_test=slo_test,
+            arrivals=special, input_tokens=workload, api=api == "responses", slo_test=slo_test, audit=audit,
         )  # fmt: skip
+    if audit and find_rate:
+        raise host.CommandError("--audit goes with one load, not with --find-rate", status=host.USAGE)
     progress = host.ProgressLine()
     with _folder(out) as folder:
         try:

@@ -133,6 +133,7 @@ def _window(edges: Edges, drive: Drive | None, counts: Mapping[str, int], tally:
         "seconds": None if opened is None or closed is None else (closed - opened) / 1e9,
         "start_utc": utc,
         "partial": edges.opened is None or edges.closed is None or (drive is not None and drive.status != "ok"),
+        "client_cpu_pct": None if edges.cpu_total is None else round(100 * edges.cpu_total, 2),
         **counts,
     }
     if tally is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -46,6 +48,16 @@ def clean_url(url: str) -> str:
     return text.partition("?")[0].rstrip("/").removesuffix("/v1").rstrip("/")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimedLines:
+    """A response as it came: each line with the instant (CLOCK_MONOTONIC, ns) at which it was read."""
+
+    status: int
+    sent_ns: int
+    """Right before the request was written; the connection stood then."""
+    lines: list[tuple[int, bytes]]
+
+
 def request(
     base_url: str,
     path: str,
@@ -55,6 +67,35 @@ def request(
     api_key: str | None = None,
 ) -> Answer:
     """GET `path`, or POST `payload` to it. Raises `Unreachable` when the answer is not complete in `timeout_s`."""
+    with _exchange(base_url, path, timeout_s, payload, api_key) as (response, _, late):
+        data = response.read(BODY_LIMIT)
+        if late.is_set():  # a body without a length ends wherever the connection does
+            raise TimeoutError
+        return Answer(status=response.status, body=data)
+
+
+def timed_lines(
+    base_url: str, path: str, *, timeout_s: float, payload: Mapping[str, Any], api_key: str | None = None
+) -> TimedLines:
+    """POST `payload` and read the answer line by line to its end: for a few streams, one after the other.
+
+    Raises `Unreachable` when the answer is not complete in `timeout_s`.
+    """
+    with _exchange(base_url, path, timeout_s, payload, api_key) as (response, sent_ns, late):
+        lines, size = [], 0
+        while size < BODY_LIMIT and (line := response.readline()):
+            lines.append((time.monotonic_ns(), line))
+            size += len(line)
+        if late.is_set():
+            raise TimeoutError
+        return TimedLines(status=response.status, sent_ns=sent_ns, lines=lines)
+
+
+@contextlib.contextmanager
+def _exchange(
+    base_url: str, path: str, timeout_s: float, payload: Mapping[str, Any] | None, api_key: str | None
+) -> Iterator[tuple[http.client.HTTPResponse, int, threading.Event]]:
+    """The response to be read, when its request was sent, and whether it is too late by now."""
     parts = urlsplit(base_url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     timeout_s = max(0.001, timeout_s)
@@ -87,12 +128,10 @@ def request(
         sockets.append(connection.sock)  # the connection forgets it when the server announces that it will close
         if late.is_set():
             raise TimeoutError
+        sent_ns = time.monotonic_ns()
         connection.request("GET" if body is None else "POST", f"{parts.path.rstrip('/')}{path}", body, headers)
         response = connection.getresponse()
-        data = response.read(BODY_LIMIT)
-        if late.is_set():  # a body without a length ends wherever the connection does
-            raise TimeoutError
-        return Answer(status=response.status, body=data)
+        yield response, sent_ns, late
     except (OSError, http.client.HTTPException) as error:
         timed_out = late.is_set() or isinstance(error, TimeoutError)
         what = f"no answer within {timeout_s:.1f} s" if timed_out else f"{type(error).__name__}: {error}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import neuronbench
+from neuronbench.audit import audit, outputs, unchanged_gate
 from neuronbench.engines.job import Job
 from neuronbench.measure import clock_epoch
 from neuronbench.model import FrozenMap, Json, ResourceSpec
@@ -51,6 +52,8 @@ class Extras:
     """Prompts from a file instead of synthetic ones."""
     dataset_format: str = "jsonl"
     ca_file: Path | None = None
+    audit: bool = False
+    """Look whether the server earns its numbers, after the load."""
     arrivals: Arrivals | None = None
     """Instead of what the job says: bursts, ramps, steps, traces, sessions."""
     workload: Workload | Trace | None = None
@@ -102,6 +105,8 @@ def measure(
     scratch = folder / ".load"
     say("preparing requests")
     plan = _plan(job, extras, endpoint, scratch / "plan")
+    say("a few answers to compare with those after the load")
+    before = outputs(endpoint)
     recorder = Recorder.start(default_samplers(endpoint), folder, spawn)
     try:
         driven = drive(
@@ -150,6 +155,12 @@ def measure(
         started_at=started,
     )
     _server_side(result, sampled, settings)
+    if driven.status == "ok":
+        result.gates = [*result.gates, unchanged_gate(before, outputs(endpoint))]
+    if extras.audit and driven.status == "ok":
+        found = audit(endpoint, deadline_s=job.deadline_s, progress=say)
+        result.gates = [*result.gates, *found.gates]
+        result.workload = {**result.workload, "audit": dict(found.facts)}
     _discard(scratch)
     result.duration_s = time.monotonic() - begun
     return result

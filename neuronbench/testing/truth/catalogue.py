@@ -48,6 +48,12 @@ def _fake_first(script: Script, values: dict[str, Any], context: Context) -> Non
     early_ns = min(script.ttft_ns, round(values["ms"] * MS))
     script.pauses[1] = script.ttft_ns - early_ns
     script.ttft_ns = early_ns
+    script.first_text = values["text"]
+
+
+def _other_answers(script: Script, values: dict[str, Any], context: Context) -> None:
+    if context.seen >= values["after"]:
+        script.text_from = 1000
 
 
 def _trickle(script: Script, values: dict[str, Any], context: Context) -> None:
@@ -85,6 +91,7 @@ def _drift(script: Script, values: dict[str, Any], context: Context) -> None:
 
 def _prefix_cheat(script: Script, values: dict[str, Any], context: Context) -> None:
     script.ttft_ns = round(script.ttft_ns * (1 - context.cached_share * (1 - values["floor"])))
+    script.tells_cached = False
 
 
 def _staircase(script: Script, values: dict[str, Any], context: Context) -> None:
@@ -193,10 +200,12 @@ _ROWS: list[tuple[str, str, Apply, dict[str, tuple[Any, ...]]]] = [
      {"headers": ("yes", "whether the response headers are sent", ("yes", "no"))}),
     ("trickle", "tokens that come very slowly", _trickle, {"ms": (500.0, "from token to token")}),
     ("fake_first", "a first token long before the others, as if to flatter TTFT", _fake_first,
-     {"ms": (5.0, "when it leaves")}),
+     {"ms": (5.0, "when it leaves"), "text": ("", "what it says instead of the token itself")}),
+    ("other_answers", "from some request on the answers are other ones, as of a model that went wrong", _other_answers,
+     {"after": (4, "requests with this model string that are answered as before")}),
     ("drift", "the time from token to token grows: no steady state", _drift,
      {"percent_per_s": (10.0, "growth, from the first request with this model string on")}),
-    ("prefix_cheat", "a prompt seen before gets its first token early", _prefix_cheat,
+    ("prefix_cheat", "a prompt seen before gets its first token early, and no usage or counter tells", _prefix_cheat,
      {"floor": (0.05, "share of the time that is left when all of the prompt was seen")}),
     ("staircase", "time to the first token grows with the prompt's bucket, a power of two", _staircase,
      {"first": (128, "tokens of the smallest bucket"), "cold_ms": (0.0, "more for the first request of each bucket")}),

@@ -89,7 +89,7 @@ class Answer:
             record.prompt_tokens,
             script.tokens,
             reasoning=min(script.reasoning, script.tokens),
-            cached=record.cached_tokens,
+            cached=record.cached_tokens if script.tells_cached else 0,
         )
 
     def end(self, outcome: str = "complete") -> None:
@@ -218,7 +218,8 @@ def compose(answer: Answer) -> list[Beat]:
             running = dialects.usage(answer.record.prompt_tokens, group[-1] + 1)
         finish = script.finish if group[-1] == script.tokens - 1 else None
         field = script.reasoning_field if group[0] < script.reasoning else script.delta
-        events = [*held, dialect.chunk(_text(script, group), finish, field, running)]
+        text = script.first_text if j == 0 and script.first_text else _text(script, group)
+        events = [*held, dialect.chunk(text, finish, field, running)]
         if script.usage == "early" and j == 0 and dialect.ends_with_done:
             events.append(dialect.usage_event(usage))
         beats.append(Beat(at_ns, events, (len(group),)))
@@ -257,7 +258,8 @@ def _groups(script: Script) -> Iterator[list[int]]:
 
 
 def _text(script: Script, group: list[int]) -> str:
-    text = "".join(script.odd_text + tokens.word(k).decode() for k in group if k not in script.empty)
+    words = (tokens.word(k + script.text_from).decode() for k in group if k not in script.empty)
+    text = "".join(script.odd_text + word for word in words)
     if script.delta == "tool_calls" and group:
         text = ('{"q":"' if group[0] == 0 else "") + text + ('"}' if group[-1] == script.tokens - 1 else "")
     return text

