@@ -442,6 +442,22 @@ def test_prompt_seen_before_is_answered_early(client, server):
     assert ttft_ns(list(range(6000, 6064))) == 40_000_000
 
 
+def test_answers_become_other_ones_from_some_request_on(client):
+    def answer():
+        reply = client.ask("/v1/completions", completion("truth:other_answers,after=2", n=3))
+        events = [event for event in reply.data if isinstance(event, dict)]
+        return "".join(choice["text"] for event in events for choice in event["choices"])
+
+    first, second, third, fourth = (answer() for _ in range(4))
+    assert first == second
+    assert third == fourth != first
+
+
+def test_a_first_chunk_may_say_what_it_is_told_to(client):
+    reply = client.ask("/v1/completions", completion("truth:fake_first,ms=1,ttft=20,text=Hm", n=3))
+    assert reply.data[0]["choices"][0]["text"] == "Hm"
+
+
 def test_staircase_of_buckets_each_cold_once(client, server):
     def ttft_ms(tokens: int) -> float:
         model = "truth:staircase,first=16,cold_ms=7,ttft=3"
