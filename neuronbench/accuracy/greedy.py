@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 TIE_NATS: Final = 0.25
 """Up to here the arithmetic of 16 bits decides which of two tokens is the likelier one: a factor of 1.28.
 
-SmolLM2-135M in bfloat16 says likelihoods that are off by up to 0.13 nats, so a difference of two by up to twice that; of
-768 greedy tokens 24 were not those of fp32, none by more than 0.15."""
+SmolLM2-135M in bfloat16 says likelihoods that are off by up to 0.13 nats, so a difference of two by up to twice that;
+24 of 768 greedy tokens were not those of fp32, none by more than 0.15."""
 TOP: Final = 20
 """Tokens whose likelihood the reference tells at each position."""
 MISSING: Final = -1
