@@ -42,7 +42,7 @@ def test_the_transfer_of_a_finished_output_is_no_escape() -> None:
 
 def test_a_window_goes_on_until_a_call_has_ended_after_its_close() -> None:
     go = time.perf_counter_ns() + 1_000_000_000
-    close = go + 20_000_000
+    close = go + 300_000_000  # long enough for a host that is busy with something else
     facts, stamps, _ = loops.window(pause(500), lambda output: None, go, close, capacity=2)
     assert facts["begun_ns"] >= go
     assert all(stamp < close for stamp in stamps[:-1])
