@@ -49,11 +49,12 @@ def survivors(project) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and str(project.path) in " ".join([process.cwd(), *process.cmdline()]):
+            mine = str(project.path) in " ".join([process.cwd(), *process.cmdline()])
+            if process.pid != os.getpid() and mine and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+    return found
 
 
 def wait_for(condition, *, seconds: float = 30.0) -> None:
