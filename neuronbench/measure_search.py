@@ -284,16 +284,14 @@ def _load(rate: float, reduced: Reduction, search: Search) -> Load:
         beyond={name: pair[1] for name, pair in counts.items()},
         failures=sum(reduced.failures.values()),
         growing=any(gate.id == "steady_state" and gate.passed is False for gate in reduced.gates),
-        spoiled=spoiled(reduced.gates),
+        spoiled=spoiled(reduced.gates, kernel_stamped=bool(reduced.window.get("kernel_stamped"))),
         latencies={name: values.get(f"{name}_{stat}_ms") for name in search.slo},
     )
 
 
-def spoiled(gates: Sequence[Gate]) -> list[str]:
-    """Ids of the gates by which the client itself spoiled a load."""
-    own = (
-        (*OWN, READING) if any(gate.id == READING and "instants include it" in gate.message for gate in gates) else OWN
-    )
+def spoiled(gates: Sequence[Gate], *, kernel_stamped: bool) -> list[str]:
+    """Ids of the gates by which the client itself spoiled a load; `kernel_stamped`: its instants are the kernel's."""
+    own = OWN if kernel_stamped else (*OWN, READING)
     return [gate.id for gate in gates if gate.id in own and gate.passed is False]
 
 

@@ -12,12 +12,14 @@ import pyarrow.parquet as parquet
 import pytest
 
 from neuronbench import cli
-from neuronbench.load.run import Timeouts
+from neuronbench.load.arrivals import closed_loop
+from neuronbench.load.plan import make_plan
+from neuronbench.load.run import Timeouts, drive, reduce_run
 from neuronbench.load.workload import synthetic
 from neuronbench.measure_search import Search, find, spoiled, write
 from neuronbench.model import FrozenMap, Gate, ResourceSpec
 from neuronbench.processes import spawn
-from neuronbench.protocols import PointFailure
+from neuronbench.protocols import PointFailure, Vocabulary
 from neuronbench.serving import external
 from neuronbench.testing.truth_server import TruthServer
 
@@ -63,7 +65,7 @@ def search_on(server: Any, folder: Path, search: Search, model: str = "truth") -
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that other tests keep busy sends some requests late; limits far from that do not mind."""
-    monkeypatch.setattr("neuronbench.measure_search.spoiled", lambda gates: [])
+    monkeypatch.setattr("neuronbench.measure_search.spoiled", lambda gates, **known: [])
 
 
 @pytest.mark.usefixtures("patient")
@@ -113,7 +115,7 @@ def test_a_server_that_answers_nothing_ends_the_search(tmp_path: Path) -> None:
 
 
 def test_what_the_client_spoiled_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuronbench.measure_search.spoiled", lambda gates: ["send_lag"])
+    monkeypatch.setattr("neuronbench.measure_search.spoiled", lambda gates, **known: ["send_lag"])
     search = Search(slo={"ttft": 500.0}, percentile=0.5, start=20.0, retries=1, lead_s=0.2)
     with TruthServer(ttft_ms=5.0, tpot_ms=1.0) as server, pytest.raises(PointFailure) as caught:
         search_on(server, tmp_path, search)
@@ -122,12 +124,24 @@ def test_what_the_client_spoiled_decides_nothing(tmp_path: Path, monkeypatch: py
 
 
 def test_reading_late_spoils_only_what_it_is_in() -> None:
-    def lag(message: str) -> list[str]:
-        return spoiled([Gate(id="client_lag", passed=False, message=message), Gate(id="errors", passed=False)])
+    gates = [Gate(id="client_lag", passed=False), Gate(id="errors", passed=False), Gate(id="samples", passed=None)]
+    assert spoiled(gates, kernel_stamped=True) == []
+    assert spoiled(gates, kernel_stamped=False) == ["client_lag"]
+    for stamped in (True, False):
+        assert spoiled([Gate(id="send_lag", passed=False)], kernel_stamped=stamped) == ["send_lag"]
+        assert spoiled([Gate(id="send_lag", passed=None)], kernel_stamped=stamped) == []
 
-    assert lag("p99 of reading behind the kernel's receive stamp; instants are the kernel's, so ...") == []
-    assert lag("p99 of reading behind the kernel's receive stamp; instants include it") == ["client_lag"]
-    assert spoiled([Gate(id="send_lag", passed=False)]) == ["send_lag"]
+
+@pytest.mark.parametrize("stamps", [True, False])
+def test_a_load_says_whose_instants_it_has(tmp_path: Path, stamps: bool) -> None:
+    with TruthServer(ttft_ms=5.0, tpot_ms=1.0) as server:
+        plan = make_plan(
+            tmp_path / "plan", arrivals=closed_loop(2, requests=6), workload=synthetic(input_tokens=8, output_tokens=3),
+            api="completions", base_url=server.url, model="truth", vocabulary=Vocabulary(size=1000), seed=1,
+        )  # fmt: skip
+        driven = drive(plan, base_url=server.url, out=tmp_path / "out", spawn=spawn, stamps=stamps)
+    reduced = reduce_run(plan, tmp_path / "out", table=tmp_path / "requests.parquet", slo={}, drive=driven)
+    assert reduced.window["kernel_stamped"] is stamps
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,9 @@ def caching_gate(distinct: Sequence[Said], repeated: Sequence[Said], *, declared
         text += ": the server reuses prompts, and here all were to be computed: switch its prefix cache off"
     else:
         text += ", and neither usage nor counters say that anything is reused: a cache that nobody is told of"
-    severity = "info" if declared and not forbidden else "invalid"
     return Gate(
         id=CACHING, passed=False, observed=round(share, 3), limit=FASTER, unit="share", message=text,
-        severity="invalid" if severity == "invalid" else "info",
+        severity="info" if declared and not forbidden else "invalid",
     )  # fmt: skip
 
 

@@ -88,6 +88,21 @@ def emit_json(value: Any) -> None:
     say(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
+def write_json(option: str, target: str | Path, value: Any) -> None:
+    """Print JSON for `-`, else write it to a file in one step. Raises `CommandError` naming `option`."""
+    from neuronbench.receipts.files import to_text, write_atomic
+
+    if str(target) == "-":
+        emit_json(value)
+        return
+    path = Path(target)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, to_text(value))
+    except OSError as error:
+        raise CommandError(f"{option} {target}: {error.strerror}") from error
+
+
 def width() -> int:
     """Columns to print tables in: the terminal's; plenty where the output is read by something else."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 200

@@ -170,7 +170,6 @@ def load(
     from neuronbench.engines import job as jobs
     from neuronbench.serving.http import clean_url
     from neuronbench.standalone import asked as words
-    from neuronbench.standalone.native import write_json
     from neuronbench.standalone.repeats import SEED_STEP
 
     settings = host.of(context).settings
@@ -189,7 +188,7 @@ def load(
         special, workload = asked.arrivals(), asked.workload()
         if special is not None and (concurrency is not None or requests is not None or find_rate):
             raise ValueError("--concurrency, --requests and --find-rate go with a plain load; leave them out")
-        if dataset is not None and (workload is not None or trace is not None):
+        if dataset is not None and workload is not None:
             raise ValueError("--dataset gives the prompts: leave ranges of lengths, prefixes and --trace out")
         if concurrency is None and rate is None and special is None and not find_rate:
             concurrency = 1
@@ -212,7 +211,7 @@ def load(
     extras = standalone.Extras(
         slo=limits, percentile=slo_percentile / 100, processes=processes, dataset=dataset,
         dataset_format=dataset_format, ca_file=ca_file, audit=audit, arrivals=special,
-        workload=special if trace is not None else workload,  # type: ignore[arg-type]  # a trace is both
+        workload=workload,
     )  # fmt: skip
     if name != "native":
         _only_native(
@@ -242,7 +241,7 @@ def load(
                     result = standalone.measure_with(name, where, again, settings, here, progress=say)
                 if out is not None:
                     result.files = sorted(str(p.relative_to(folder)) for p in here.rglob("*") if p.is_file())
-                    write_json(result.to_json(), here / "result.json")
+                    host.write_json("--out", here / "result.json", result.to_json())
                 results.append(result)
         except standalone.MeasureError as error:
             raise host.CommandError(
@@ -283,7 +282,6 @@ def _find(
     from neuronbench import standalone
     from neuronbench.measure_search import Search
     from neuronbench.standalone import search as tables
-    from neuronbench.standalone.native import write_json
 
     if not limits:
         raise host.CommandError("--find-rate needs a limit: --slo ttft=500 (in ms)", status=host.USAGE)
@@ -296,11 +294,10 @@ def _find(
         raise host.CommandError(str(error), status=host.USAGE) from error
     result = standalone.find_rate(job, wanted, settings, folder, extras=extras, progress=progress)
     progress.done()
-    if json_file == "-":
-        host.emit_json(result.to_json())
-        return
     if json_file:
-        write_json(result.to_json(), Path(json_file))
+        host.write_json("--json", json_file, result.to_json())
+    if json_file == "-":
+        return
     found = result.found
     host.say(f"{result.target['model']} at {result.target['url']}")
     host.say(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench.commands import host
@@ -20,28 +19,22 @@ _SPREAD: Final = (
 def deliver(results: Sequence[Result], json_file: str, every_gate: bool) -> None:
     """Show and write what was measured: one result as itself, several with their spread."""
     from neuronbench.standalone import repeats as over
-    from neuronbench.standalone.native import write_json
 
-    if len(results) == 1:
-        if json_file == "-":
-            host.emit_json(results[0].to_json())
-            return
-        if json_file:
-            write_json(results[0].to_json(), Path(json_file))
-        show(results[0], every_gate=every_gate)
-        return
     found = over.spreads(results)
-    document: dict[str, Any] = {
-        "schema_version": 1,
-        "repeats": [each.to_json() for each in results],
-        "spread": {one.key: one.to_json() for one in found},
-    }
-    if json_file == "-":
-        host.emit_json(document)
-        return
+    document: dict[str, Any] = results[0].to_json()
+    if len(results) > 1:
+        document = {
+            "schema_version": 1,
+            "repeats": [each.to_json() for each in results],
+            "spread": {one.key: one.to_json() for one in found},
+        }
     if json_file:
-        write_json(document, Path(json_file))
+        host.write_json("--json", json_file, document)
+    if json_file == "-":
+        return
     show(results[-1], every_gate=every_gate)
+    if len(results) == 1:
+        return
     left = len(results) - (found[0].n if found else 0)
     note = f"; {left} invalid or without a result, left out" if left else ""
     host.say(f"\n{len(results)} repeats{note}. Above: the last of them; below: over all.")

@@ -116,7 +116,7 @@ def overlay(
     rows = _rows(found)
     if json_file:
         said = {"a": a.id, "b": b.id, **found.to_json(), "differs": differs, "marks": marks}
-        _write_json(json_file, said)
+        host.write_json("--json", json_file, said)
     if json_file != "-":
         host.say(f"A  {a.id}\nB  {b.id}")
         host.show(host.table(("", "value"), rows, right=("value",)))
@@ -144,17 +144,6 @@ def _text(value: Any) -> str:
         return value[:12]
     text = json.dumps(value, ensure_ascii=False)
     return "nothing" if value is None else text if len(text) <= 60 else text[:59] + "…"
-
-
-def _write_json(target: str, said: Mapping[str, Any]) -> None:
-    if target == "-":
-        host.emit_json(said)
-        return
-    text = json.dumps(said, indent=2, ensure_ascii=False, allow_nan=False)
-    try:
-        Path(target).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise host.CommandError(f"--json {target}: {error.strerror}") from error
 
 
 def _draw(

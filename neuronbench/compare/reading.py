@@ -19,8 +19,17 @@ import orjson
 
 from neuronbench.compare import protocol
 from neuronbench.compare.protocol import Protocol
-from neuronbench.model import Better, FrozenMap, Outcome, Point, Provenance, RecordKind, Validity
-from neuronbench.receipts.codec import Document, Fields, ReceiptError, decode_metric, metric_identity, parse, upgrade
+from neuronbench.model import Better, Outcome, Point, Provenance, RecordKind, Validity
+from neuronbench.receipts.codec import (
+    Document,
+    Fields,
+    ReceiptError,
+    decode_metric,
+    decode_point,
+    metric_identity,
+    parse,
+    upgrade,
+)
 from neuronbench.receipts.evidence import GATE, artifact_hash
 from neuronbench.receipts.receipt import RECORD
 
@@ -186,15 +195,7 @@ class Reader:
         known = self._points.get(fingerprint)
         if known is not None and known[0] == f.data:
             return known[1], fingerprint
-        point = Point(
-            id=f.text("id"),
-            benchmark=f.text("benchmark"),
-            lane=f.text("lane"),
-            backend=f.text("backend"),
-            params=FrozenMap(f.mapping("params")),
-            axes=tuple(f.texts("axes")),
-            source_hash=f.text("source_hash", ""),
-        )
+        point = decode_point(f)
         self._points[fingerprint] = (f.data, point)
         return point, fingerprint
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,6 +89,20 @@ def whole(value: Any) -> int | None:
 def text(value: Any, limit: int = 200) -> str:
     """Text of one line and bounded length: names and messages of a source are shown in tables and pages."""
     return " ".join(str(value).split())[:limit]
+
+
+def instant(value: Any) -> str:
+    """A source's instant in UTC, ISO 8601; without a zone it is taken as UTC. Empty for what is none."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        found = datetime.fromisoformat(value.replace("-", "T", 1) if _COMPACT.fullmatch(value) else value)
+    except ValueError:
+        return ""
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="microseconds")
+
+
+_COMPACT: Final = re.compile(r"\d{8}-\d{6}")
 
 
 def plain(value: Any) -> Json:

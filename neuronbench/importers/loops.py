@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from neuronbench.definitions import metric
 from neuronbench.engines.base import number
-from neuronbench.importers.base import Imported, mapping, plain, text, whole
+from neuronbench.importers.base import Imported, instant, mapping, plain, text, whole
 from neuronbench.importers.safe import read_json
 from neuronbench.model import Json, Metric
 
@@ -44,7 +43,7 @@ def pytest_benchmark(path: Path) -> Sequence[Imported]:
                 params={"test": text(entry["fullname"]), **_params(entry.get("params"))},
                 metrics=metrics,
                 own={key: plain(value) for key, value in stats.items() if not isinstance(value, (list, dict))},
-                measured_at=_utc(data.get("datetime")),
+                measured_at=instant(data.get("datetime")),
                 facts={key: value for key, value in facts.items() if value is not None},
             )
         )
@@ -127,17 +126,6 @@ def optimum_training(path: Path) -> Sequence[Imported]:
             params={key: value for key, value in params.items() if value is not None},
             metrics=nulls,
             own={text(key): number(value) for key, value in figures.items()},
-            measured_at=_utc(about.get("timestamp")),
+            measured_at=instant(about.get("timestamp")),
         )
     ]
-
-
-def _utc(value: Any) -> str:
-    """A source's instant; without a zone it is taken as UTC."""
-    if not isinstance(value, str):
-        return ""
-    try:
-        found = datetime.fromisoformat(value)
-    except ValueError:
-        return ""
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="microseconds")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +11,7 @@ from neuronbench.engines.aiperf import AIPerf
 from neuronbench.engines.base import WHOLE_RUN, Column, Reading, mapped, number
 from neuronbench.engines.guidellm import GuideLLM
 from neuronbench.engines.vllm import VLLM
-from neuronbench.importers.base import Imported, mapping, plain, text, whole
+from neuronbench.importers.base import Imported, instant, mapping, plain, text, whole
 from neuronbench.importers.safe import read_json
 from neuronbench.model import Failure, Gate, Json
 
@@ -36,7 +34,7 @@ def vllm(path: Path) -> Sequence[Imported]:
         for name, total in (("input_tokens", "total_input_tokens"), ("output_tokens", "total_output_tokens"))
     }
     params = _params(model=text(data["model_id"]), concurrency=concurrency, rate=rate, **lengths)
-    return [_served(path, path.stem, params, reading, measured_at=_stamp(data.get("date")))]
+    return [_served(path, path.stem, params, reading, measured_at=instant(data.get("date")))]
 
 
 def guidellm(path: Path) -> Sequence[Imported]:
@@ -78,7 +76,7 @@ def aiperf(path: Path) -> Sequence[Imported]:
     params = _params(
         model=plain(names[0]), concurrency=whole(load.get("concurrency")), rate=number(load.get("request_rate"))
     )
-    return [_served(path, path.stem, params, reading, measured_at=_stamp(data.get("start_time")))]
+    return [_served(path, path.stem, params, reading, measured_at=instant(data.get("start_time")))]
 
 
 def llmperf(path: Path) -> Sequence[Imported]:
@@ -201,19 +199,3 @@ def _exact(total: Any, requests: int) -> int | None:
 def _ms(value: Any) -> float | None:
     seconds = number(value)
     return None if seconds is None else 1e3 * seconds
-
-
-_COMPACT = re.compile(r"\d{8}-\d{6}")
-
-
-def _stamp(value: Any) -> str:
-    """A source's instant in UTC; tools write local time without saying so, which is taken as UTC."""
-    if not isinstance(value, str):
-        return ""
-    try:
-        if _COMPACT.fullmatch(value):
-            return datetime.strptime(value, "%Y%m%d-%H%M%S").replace(tzinfo=UTC).isoformat(timespec="microseconds")
-        found = datetime.fromisoformat(value)
-    except ValueError:
-        return ""
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="microseconds")

@@ -66,7 +66,7 @@ def client_gates(
         return gates
     closed_loop = plan.arrivals["kind"] == "closed"
     e2e, ttft = _p(tally.pools["e2e"], 0.5), _p(tally.pools["ttft"], 0.5)
-    stamped = tally.received > 0 and tally.stamped == tally.received
+    stamped = tally.kernel_stamped
     first = ttft if ttft is not None else e2e
     reference = e2e if stamped else first
     paused = drive.coalesce_ms if drive is not None and stamped else 0.0

@@ -137,6 +137,7 @@ def _window(edges: Edges, drive: Drive | None, counts: Mapping[str, int], tally:
         **counts,
     }
     if tally is not None:
+        window["kernel_stamped"] = tally.kernel_stamped
         window["totals"] = {
             "prompt_tokens": tally.prompted,
             "generation_tokens": tally.generated,

@@ -59,6 +59,11 @@ class Tally:
         self.disorder = self.unclassified = self.hidden = 0
         self.stamped = self.received = 0
 
+    @property
+    def kernel_stamped(self) -> bool:
+        """Whether every answer of the window carries the kernel's receive stamps."""
+        return self.received > 0 and self.stamped == self.received
+
     def add(self, batch: Batch, d: Derived) -> None:
         rows = batch.rows
         inside = d.in_window

@@ -159,7 +159,7 @@ def _refusal(opened: OpenRecord, strict: str) -> str:
         f"{gate.id} ({gate.severity}): observed {gate.observed}, limit {gate.limit} {gate.unit}".rstrip()
         + (f"; {gate.message}" if gate.message else "")
         for gate in record.gates
-        if gate.passed is not True and gate.severity in refused
+        if gate.passed is False and gate.severity in refused
     ]
     return "\n  ".join([f"{record.receipt_name}: measured, but {record.validity.value} (--nb-strict={strict})", *said])
 

@@ -165,7 +165,8 @@ def _kind(value: Json) -> str:
 # the parts of a record
 
 
-def _point(f: Fields) -> Point:
+def decode_point(f: Fields) -> Point:
+    """The point of a record; raises `ReceiptError` naming the key."""
     return Point(
         id=f.text("id"),
         benchmark=f.text("benchmark"),
@@ -267,7 +268,7 @@ def decode_record(document: Json, path: Path) -> Record:
     environment = f.at("environment")
     record = Record(
         session=f.text("session"),
-        point=_point(f.at("point")),
+        point=decode_point(f.at("point")),
         repeat=f.whole("repeat"),
         kind=f.one_of("kind", "point", "boot", "compile", "summary"),
         provenance=f.choice("provenance", Provenance),

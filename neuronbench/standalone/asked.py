@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from neuronbench.load.arrivals import Arrivals
+    from neuronbench.load.arrivals import Arrivals, Trace
     from neuronbench.load.workload import Lengths, Workload
 
 LAWS: Final = ("poisson", "constant", "gamma", "burst", "ramp", "steps")
@@ -78,8 +78,7 @@ class Asked:
         from neuronbench.load import arrivals
 
         if self.trace is not None:
-            form: Any = self.trace_format
-            return arrivals.trace(self.trace, format=form, speed=self.trace_speed, duration_s=self.duration_s)
+            return self._trace()
         if not self.special:
             return None
         if self.duration_s is None:
@@ -99,10 +98,12 @@ class Asked:
             return arrivals.ramp(self.rate or 0.0, self.rate_end or 0.0, duration_s=seconds)
         return arrivals.steps(self.rates, seconds=seconds)
 
-    def workload(self) -> Workload | None:
-        """Prompts and answers, where they are more than two fixed lengths."""
+    def workload(self) -> Workload | Trace | None:
+        """Prompts and answers, where they are more than two fixed lengths; a trace gives them with its arrivals."""
         from neuronbench.load.workload import synthetic
 
+        if self.trace is not None:
+            return self._trace()
         given, answers = lengths("--input-tokens", self.input_tokens), lengths("--output-tokens", self.output_tokens)
         if isinstance(given, int) and isinstance(answers, int) and not self.prefixed:
             return None
@@ -110,6 +111,13 @@ class Asked:
             input_tokens=given, output_tokens=answers, prefixes=self.prefixes, prefix_tokens=self.prefix_tokens,
             prefix_hit_ratio=self.prefix_hit_ratio,
         )  # fmt: skip
+
+    def _trace(self) -> Trace:
+        from neuronbench.load import arrivals
+
+        assert self.trace is not None
+        form: Any = self.trace_format
+        return arrivals.trace(self.trace, format=form, speed=self.trace_speed, duration_s=self.duration_s)
 
     def longest(self) -> tuple[int, int]:
         """Longest prompt and longest answer, in tokens."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -250,11 +249,3 @@ def _discard(scratch: Path) -> None:
         if log.stat().st_size:
             log.replace(scratch.parent / log.name)
     shutil.rmtree(scratch, ignore_errors=True)
-
-
-def write_json(document: Mapping[str, Any], path: Path) -> None:
-    """Write JSON, in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False), encoding="utf-8")
-    temporary.replace(path)

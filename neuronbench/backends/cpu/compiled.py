@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from neuronbench import artifacts, models
+from neuronbench.backends.cpu.boot import OFFLINE, Boot, without_stack
 from neuronbench.backends.cpu.compiled_facts import (
     artifact_facts,
     artifact_metrics,
@@ -42,8 +42,8 @@ from neuronbench.backends.cpu.processor import cores_of, cpu_flags, cxx, floor, 
 from neuronbench.catalog.architectures import architecture_of
 from neuronbench.definitions import metric
 from neuronbench.environment import host_facts
-from neuronbench.model import Failure, FrozenMap, Json, Metric, Point, ResourceSpec, fingerprint
-from neuronbench.protocols import Backend, BootContext, BootError, PointFailure, ProviderInfo, Stack, Unsupported
+from neuronbench.model import Failure, FrozenMap, Json, Point, ResourceSpec, fingerprint
+from neuronbench.protocols import Backend, BootContext, PointFailure, ProviderInfo, Stack, Unsupported
 from neuronbench.stacks import clean_environment
 from neuronbench.worker.client import Launch, Worker
 from neuronbench.worker.compiled import Plan, WorkerModel, start_copy
@@ -78,9 +78,6 @@ SHARED: Final = ("aoti.py", "common.py")
 USED: Final = {"asr": ("steps.py",), "seq2seq": ("steps.py",)}
 """Further ones, by the family that needs them."""
 DTYPES: Final = ("float32", "bfloat16", "float16")
-_QUIET: Final = {
-    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false",
-}  # fmt: skip
 
 
 class AotiCpuProvider:
@@ -106,45 +103,32 @@ class AotiCpuProvider:
                 return Unsupported(
                     reason=f"sequence_length {length} is above the {known} tokens that {spec.settings['model']} takes"
                 )
-        try:
-            backend.stack("compile", settings)
-        except LookupError as error:
-            return Unsupported(reason=" ".join(str(error.args[0]).split()))
         if not cxx():
             return Unsupported(reason="no C++ compiler on the PATH; AOTInductor needs one: install g++, or set CXX")
-        return None
+        return without_stack(backend, "compile", settings)
 
     def boot(self, spec: ResourceSpec, context: BootContext) -> WorkerModel:
         return _Boot(spec, context).run()
 
 
-class _Boot:
+class _Boot(Boot):
     """One boot: model, artifact, first copy, verified."""
 
     def __init__(self, spec: ResourceSpec, context: BootContext) -> None:
-        self.spec, self.context, self.given = spec, context, spec.settings
-        self.until = time.monotonic() + context.deadline_s
-        self.facts: dict[str, Json] = {}
-        self.metrics: list[Metric] = []
+        super().__init__(spec, context)
         self.scratch = context.folder / "scratch"
 
     def run(self) -> WorkerModel:
         try:
-            return self._run()
-        except PointFailure as error:
-            shutil.rmtree(self.scratch, ignore_errors=True)
-            raise BootError(error.failure, metrics=self.metrics, facts=self.facts) from error
+            return self.told(self._run)
         except BaseException:
             shutil.rmtree(self.scratch, ignore_errors=True)
             raise
 
-    def left_s(self) -> float:
-        return max(self.until - time.monotonic(), 0.1)
-
     def _run(self) -> WorkerModel:
         context, given = self.context, self.given
         self.scratch.mkdir(exist_ok=True)
-        stack = self._stack()
+        stack = self.stack("compile")
         self.facts["stack"] = stack_facts(stack)
         source, identity = self._source(stack)
         parts = key_parts(given, stack, identity)
@@ -205,19 +189,6 @@ class _Boot:
         answer = model.outputs()
         self.facts["outputs"] = {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in answer.items()}
         return model
-
-    def _stack(self) -> Stack:
-        try:
-            return self.context.backend.stack("compile", self.context.settings)
-        except LookupError as error:
-            text = str(error.args[0])
-            raise PointFailure(
-                Failure(
-                    kind="stack_missing", phase="boot", message=text, causal_line=text.partition("\n")[0],
-                    cause="no Python environment here can compile",
-                    remedy="Run `make stack`, or give one: --nb-stack compile=PATH.",
-                )
-            ) from error  # fmt: skip
 
     def _source(self, stack: Stack) -> tuple[dict[str, Json], dict[str, Json]]:
         """What the handler builds the model from, and the model's part of the artifact's key."""
@@ -313,7 +284,7 @@ def environment(given: FrozenMap, scratch: Path) -> dict[str, str]:
     """Of the worker: as many threads as the model copy has, and every cache that a compiler might keep in a folder that
     goes with the resource, so that a cold compile is cold."""
     threads = str(given["threads"])
-    env = {**clean_environment(), **_QUIET}
+    env = {**clean_environment(), **OFFLINE}
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         env[name] = threads
     env.update(TORCHINDUCTOR_CACHE_DIR=str(scratch / "inductor"), TMPDIR=str(scratch))

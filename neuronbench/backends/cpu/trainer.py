@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from neuronbench import datasets, models
+from neuronbench.backends.cpu.boot import OFFLINE, Boot, without_stack
 from neuronbench.backends.cpu.compiled import HANDLERS, seeded_architecture, stack_facts
 from neuronbench.backends.cpu.processor import floor, host_cores
 from neuronbench.definitions import metric
-from neuronbench.model import Failure, FrozenMap, Json, Metric, Point, ResourceSpec
-from neuronbench.protocols import Backend, BootContext, BootError, Peak, PointFailure, ProviderInfo, Stack, Unsupported
+from neuronbench.model import FrozenMap, Json, Point, ResourceSpec
+from neuronbench.protocols import Backend, BootContext, Peak, PointFailure, ProviderInfo, Stack, Unsupported
 from neuronbench.stacks import clean_environment
 from neuronbench.training import TrainJob
 from neuronbench.training.job import PREFERENCE
@@ -42,8 +43,7 @@ BYTES: Final = 258
 REFUSED: Final = "refused"
 """Setting of a spec that cannot be: why, in one line."""
 QUIET: Final = {
-    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DO_NOT_TRACK": "1",
-    "TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    **OFFLINE, "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     # Runs are recorded by the harness alone; no library in the stack reports to anything by itself.
     "DISABLE_MLFLOW_INTEGRATION": "TRUE", "WANDB_DISABLED": "true", "WANDB_MODE": "disabled", "COMET_MODE": "disabled",
 }  # fmt: skip
@@ -92,37 +92,21 @@ class TrlCpuProvider:
     def check(self, spec: ResourceSpec, backend: Backend, settings: Settings) -> Unsupported | None:
         if REFUSED in spec.settings:
             return Unsupported(reason=spec.settings[REFUSED])
-        try:
-            backend.stack("train", settings)
-        except LookupError as error:
-            return Unsupported(reason=" ".join(str(error.args[0]).split()))
-        return None
+        return without_stack(backend, "train", settings)
 
     def boot(self, spec: ResourceSpec, context: BootContext) -> WorkerTrainer:
         return _Boot(spec, context).run()
 
 
-class _Boot:
+class _Boot(Boot):
     """One boot: stack, model, data set, worker."""
 
-    def __init__(self, spec: ResourceSpec, context: BootContext) -> None:
-        self.spec, self.context, self.given = spec, context, spec.settings
-        self.until = time.monotonic() + context.deadline_s
-        self.facts: dict[str, Json] = {}
-        self.metrics: list[Metric] = []
-
     def run(self) -> WorkerTrainer:
-        try:
-            return self._run()
-        except PointFailure as error:
-            raise BootError(error.failure, metrics=self.metrics, facts=self.facts) from error
-
-    def left_s(self) -> float:
-        return max(self.until - time.monotonic(), 0.1)
+        return self.told(self._run)
 
     def _run(self) -> WorkerTrainer:
         context, given = self.context, self.given
-        stack = self._stack()
+        stack = self.stack("train")
         self.facts["stack"] = stack_facts(stack)
         source = self._source(stack)
         files = self._files()
@@ -165,19 +149,6 @@ class _Boot:
             facts=self.facts, boot_metrics=self.metrics, call_deadline_s=context.settings.deadlines.point,
             progress=context.progress, restart=started,
         )  # fmt: skip
-
-    def _stack(self) -> Stack:
-        try:
-            return self.context.backend.stack("train", self.context.settings)
-        except LookupError as error:
-            text = str(error.args[0])
-            raise PointFailure(
-                Failure(
-                    kind="stack_missing", phase="boot", message=text, causal_line=text.partition("\n")[0],
-                    cause="no Python environment here can train",
-                    remedy="Run `make stack`, or give one: --nb-stack train=PATH.",
-                )
-            ) from error  # fmt: skip
 
     def _source(self, stack: Stack) -> dict[str, Json]:
         """What the handler builds the model from."""
