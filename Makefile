@@ -9,12 +9,13 @@
 #   make clean     remove caches;  make distclean also removes the two environments
 #   make lock-harness, make lock-stack    resolve the pins in requirements/ afresh
 #
-# Variables: PYTHON=/path/to/python3.11   PIP_FLAGS="--extra-index-url ..."   BENCH_ARGS="--nb-grid full"   TEST_ARGS="-k cli"
+# Variables: PYTHON=/path/to/python3.11   PIP_FLAGS="--extra-index-url ..."   BENCH_ARGS="--nb-grid full"   TEST_ARGS="-k cli"   TEST_WORKERS=4
 
 SETUP := sh requirements/setup.sh
 RUN := .venv/bin/python -m
 BENCH_ARGS ?=
 TEST_ARGS ?=
+TEST_WORKERS ?= 2
 PIP_FLAGS ?=
 export PYTHON
 
@@ -28,7 +29,7 @@ bench: harness stack
 	$(RUN) pytest benchmarks -m cpu $(BENCH_ARGS)
 
 test: harness stack
-	$(RUN) pytest $(TEST_ARGS)
+	$(RUN) pytest -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
 
 harness:
 	@$(SETUP) ensure harness --pip-flags="$(PIP_FLAGS)"

@@ -207,7 +207,7 @@ def test_a_connection_closed_while_idle_is_tried_again_and_the_clock_runs_on(run
     ran = run(model="truth:close_race,when=reuse")
     assert ran.drive.status == "ok"
     assert ran.reduction.failures == {}
-    again = [row for row in ran.rows if row["attempts"] == 2]
+    again = [row for row in ran.rows if row["attempts"] == 2 and row["phase"] != "tail"]  # the tail is cut off
     assert again
     assert all(row["sent_ns"] < row["response_ns"] and row["ok"] for row in again)
 

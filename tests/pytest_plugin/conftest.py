@@ -109,6 +109,8 @@ class Project:
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pytester = pytester
         self.path = pytester.path
+        for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+            monkeypatch.delenv(name, raising=False)  # the run inside has the machine to itself, as far as it knows
         monkeypatch.setenv("FAKE_LOG", str(self.path / "fake.log"))
         monkeypatch.setenv("NEURONBENCH_DISABLE_PLUGINS", "neuron")
         monkeypatch.syspath_prepend(str(self.path))
