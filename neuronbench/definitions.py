@@ -56,6 +56,7 @@ DEFINITIONS: Final = _table(
         "higher",
         "highest rate of Poisson arrivals at which requests were shown to keep every limit; bounds: bracket",
     ),
+    ("audits_passed", "audits", "higher", "audits of a server that found nothing, of those that could be made (n)"),
     ("error_rate", "share", "lower", "failed requests / scheduled requests"),
     ("achieved_rate", "req/s", None, "requests written / window"),
     ("in_flight", "requests", None, "time integral of requests in flight / window"),

@@ -205,7 +205,8 @@ class Measure:
     ) -> RateFound:
         """Find the highest rate of Poisson arrivals at which `percentile` of the requests keep every limit of `slo`.
 
-        `slo`: ms by metric id, such as `{"ttft": 500, "tpot": 50}`; a failed request is beyond all of them. Rates are
+        `slo`: ms by metric id, such as `{"ttft": 500, "tpot": 50}`; TTFT and E2E are judged from the instant at which a
+        request was due, and a failed request is beyond all limits. Rates are
         doubled or halved from `start` (requests per second) until the answer is bracketed, then bisected to a factor of
         1 + `tolerance`. Each rate takes as many requests as it needs to be decided at 99 % confidence (for p99 some 800
         at least, for p90 some 80), `most_requests` at most; an undecided one counts as not met.
@@ -420,6 +421,8 @@ class Measure:
             progress=lambda text: self._session.progress(f"{label}: {text}"),
         )  # fmt: skip
         self.record.gate(*found.gates)
+        answered = [gate for gate in found.gates if gate.passed is not None]
+        self.metric("audits_passed", sum(gate.passed is True for gate in answered), n=len(answered))
         self.record.workload["audit"] = dict(found.facts)
         return found
 

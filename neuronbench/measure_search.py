@@ -1,9 +1,12 @@
 """The highest rate at which a served model keeps its limits: loads of Poisson arrivals, one rate after the other.
 
 Each rate is measured until a test of MLPerf's early-stopping kind settles every limit (`stats.slo_test`) or the allowed
-number of requests is used up; what is undecided counts as not met, and so does a rate at which the queue grows. A load
-that the client spoiled itself (it read or wrote late, had no CPU, or did not arrive as planned) decides nothing: it is
-made again once, and if it is spoiled again there is no answer.
+number of requests is used up; what is undecided counts as not met, and so does a rate at which the queue grows.
+
+TTFT and E2E are judged from the instant at which a request was due: what the client wrote late counts against the rate,
+so lateness can only make the answer too low, and the answer says where there was some. A load that the client spoiled
+otherwise (it had no CPU, or did not arrive as planned) decides nothing: it is made again once, and if it is spoiled
+again there is no answer.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ if TYPE_CHECKING:
     from neuronbench.session import Session
 
 TABLE: Final = "search.parquet"
-OWN: Final = ("send_lag", "client_cpu", "clock_order", "achieved_rate", "arrivals", "window_complete")
+DUE: Final = {"ttft": "ttft_due", "e2e": "e2e_due"}
+"""Latencies that are judged from when the request was due instead of from when it was written."""
+LATE: Final = "send_lag"
+OWN: Final = ("client_cpu", "clock_order", "achieved_rate", "arrivals", "window_complete")
 """Gates that say the client did what it was told; a load that fails one decides nothing."""
 READING: Final = "client_lag"
 """Reading late spoils a load only where instants are not the kernel's."""
@@ -103,6 +109,8 @@ class Load:
     failures: int
     growing: bool = False
     """The number in flight grew over the window: the server did not keep up."""
+    late: bool = False
+    """Requests were written late (gate `send_lag`): with the limits judged from the due instant it errs low."""
     spoiled: Sequence[str] = ()
     """Gates of the client that failed; such a load decided nothing."""
     latencies: Mapping[str, float | None] = field(default_factory=dict)
@@ -133,6 +141,8 @@ class Found:
         if result.missed_at is not None and verdicts[result.missed_at] != "missed":
             words_at = {"growing": "the queue grew", "undecided": "the requests allowed did not decide it"}
             said += f"; at {result.missed_at:.4g} req/s {words_at[verdicts[result.missed_at]]}"
+        if any(load.late and load.rate == result.missed_at for load in self.loads):
+            said += f"; at {result.missed_at:.4g} req/s the client sent late, which counted against it"
         best = [load.goodput for load in self.loads if load.rate == result.rate and not load.spoiled]
         return [
             metric(
@@ -145,7 +155,17 @@ class Found:
     def gates(self) -> list[Gate]:
         undecided = [step.rate for step in self.result.steps if step.verdict == "undecided"]
         spoiled = [load for load in self.loads if load.spoiled]
+        late = sorted({load.rate for load in self.loads if load.late})
         return [
+            Gate(
+                id="search_on_time",
+                passed=not late,
+                observed=len(late),
+                limit=0,
+                unit="rates",
+                severity="info",
+                message=", ".join(f"{rate:.4g} req/s" for rate in late) + " sent late at times" * bool(late),
+            ),
             Gate(
                 id="search_decided",
                 passed=not undecided,
@@ -233,7 +253,8 @@ def find(
             progress=lambda text: progress(f"{rate:.4g} req/s: {text}"), deadline_s=deadline_s, timeouts=timeouts,
             api_key=endpoint.api_key, processes=processes, ca_file=ca_file,
         )  # fmt: skip
-        reduced = reduce_run(plan, scratch / "out", table=scratch / "requests.parquet", slo=search.slo, drive=driven)
+        limits = {DUE.get(name, name): limit for name, limit in search.slo.items()}
+        reduced = reduce_run(plan, scratch / "out", table=scratch / "requests.parquet", slo=limits, drive=driven)
         shutil.rmtree(scratch, ignore_errors=True)
         if driven.status != "ok":
             text = f"the load of {rate:.4g} req/s has no result: {driven.status}: {driven.message}"
@@ -272,7 +293,7 @@ def find(
 
 def _load(rate: float, reduced: Reduction, search: Search) -> Load:
     values = {found.key: found.value for found in reduced.metrics}
-    counts = reduced.slo or dict.fromkeys(search.slo, (0, 0))
+    counts = {name: reduced.slo.get(DUE.get(name, name), (0, 0)) for name in search.slo}
     stat = f"p{100 * search.percentile:g}"
     return Load(
         rate=rate,
@@ -284,8 +305,9 @@ def _load(rate: float, reduced: Reduction, search: Search) -> Load:
         beyond={name: pair[1] for name, pair in counts.items()},
         failures=sum(reduced.failures.values()),
         growing=any(gate.id == "steady_state" and gate.passed is False for gate in reduced.gates),
+        late=any(gate.id == LATE and gate.passed is False for gate in reduced.gates),
         spoiled=spoiled(reduced.gates, kernel_stamped=bool(reduced.window.get("kernel_stamped"))),
-        latencies={name: values.get(f"{name}_{stat}_ms") for name in search.slo},
+        latencies={name: values.get(f"{DUE.get(name, name)}_{stat}_ms") for name in search.slo},
     )
 
 
@@ -335,7 +357,7 @@ def write(found: Found, path: Path) -> None:
         row: dict[str, Any] = {
             "load": number, "rate_req_s": load.rate, "requests": load.requests, "window_s": load.seconds,
             "achieved_req_s": load.achieved, "goodput_req_s": load.goodput, "failures": load.failures,
-            "growing": load.growing, "spoiled": ", ".join(load.spoiled),
+            "growing": load.growing, "late": load.late, "spoiled": ", ".join(load.spoiled),
         }  # fmt: skip
         for name in found.search.slo:
             row |= {f"{name}_within": load.within[name], f"{name}_beyond": load.beyond[name]}

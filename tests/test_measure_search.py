@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,12 @@ def test_a_server_that_answers_nothing_ends_the_search(tmp_path: Path) -> None:
 
 
 def test_what_the_client_spoiled_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuronbench.measure_search.spoiled", lambda gates, **known: ["send_lag"])
+    monkeypatch.setattr("neuronbench.measure_search.spoiled", lambda gates, **known: ["client_cpu"])
     search = Search(slo={"ttft": 500.0}, percentile=0.5, start=20.0, retries=1, lead_s=0.2)
     with TruthServer(ttft_ms=5.0, tpot_ms=1.0) as server, pytest.raises(PointFailure) as caught:
         search_on(server, tmp_path, search)
     assert caught.value.failure.kind == "client_spoiled"
-    assert "send_lag" in str(caught.value)
+    assert "client_cpu" in str(caught.value)
 
 
 def test_reading_late_spoils_only_what_it_is_in() -> None:
@@ -128,8 +129,36 @@ def test_reading_late_spoils_only_what_it_is_in() -> None:
     assert spoiled(gates, kernel_stamped=True) == []
     assert spoiled(gates, kernel_stamped=False) == ["client_lag"]
     for stamped in (True, False):
-        assert spoiled([Gate(id="send_lag", passed=False)], kernel_stamped=stamped) == ["send_lag"]
-        assert spoiled([Gate(id="send_lag", passed=None)], kernel_stamped=stamped) == []
+        assert spoiled([Gate(id="client_cpu", passed=False)], kernel_stamped=stamped) == ["client_cpu"]
+        assert spoiled([Gate(id="client_cpu", passed=None)], kernel_stamped=stamped) == []
+
+
+@pytest.mark.usefixtures("patient")
+def test_limits_hold_from_the_due_instant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what the client writes late counts against the rate, and is said."""
+    from neuronbench.load import run
+
+    real = run.reduce_run
+
+    def shifted(plan: Any, out: Path, **more: Any) -> Any:
+        reduced = real(plan, out, **more)
+        seen.append(dict(more["slo"]))
+        return reduced
+
+    seen: list[dict[str, float]] = []
+    monkeypatch.setattr(run, "reduce_run", shifted)
+    search = Search(
+        slo={"ttft": 500.0, "tpot": 50.0, "e2e": 900.0}, percentile=0.5, start=20.0, highest=20.0, lead_s=0.2
+    )
+    with TruthServer(ttft_ms=5.0, tpot_ms=1.0) as server:
+        found = search_on(server, tmp_path, search)
+    assert found.rate == 20.0
+    assert all(limits == {"ttft_due": 500.0, "tpot": 50.0, "e2e_due": 900.0} for limits in seen)
+    assert {name for load in found.loads for name in load.within} == {"ttft", "tpot", "e2e"}
+    late = replace(found, loads=[replace(load, late=True) for load in found.loads])
+    (gate,) = [gate for gate in late.gates() if gate.id == "search_on_time"]
+    assert gate.passed is False
+    assert "20 req/s sent late" in gate.message
 
 
 @pytest.mark.parametrize("stamps", [True, False])
