@@ -23,6 +23,9 @@ def register_lanes(register: Callable[[LaneInfo], None]) -> None:
                 "output_throughput_tok_s",
                 "request_throughput_req_s",
                 "error_rate_share",
+                "max_rate_under_slo_req_s",
+                "goodput_req_s",
+                "audits_passed_audits",
             ),
             needs=("endpoint",),
         )
