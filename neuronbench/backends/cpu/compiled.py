@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from neuronbench import artifacts, models
-from neuronbench.backends.cpu.boot import OFFLINE, Boot, without_stack
+from neuronbench.worker.boot import OFFLINE, Boot, without_stack
 from neuronbench.backends.cpu.compiled_facts import (
     artifact_facts,
     artifact_metrics,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from neuronbench import datasets, models
-from neuronbench.backends.cpu.boot import OFFLINE, Boot, without_stack
+from neuronbench.worker.boot import OFFLINE, Boot, without_stack
 from neuronbench.backends.cpu.compiled import HANDLERS, seeded_architecture, stack_facts
 from neuronbench.backends.cpu.processor import floor, host_cores
 from neuronbench.definitions import metric
