@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from browser_fixtures import browser, web  # fixtures of every folder
+
+__all__ = ["browser", "web"]
 
 TIMEOUT_S = 300
 HERE = Path(__file__).parent
