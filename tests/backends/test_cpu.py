@@ -15,11 +15,12 @@ import pytest
 from neuronbench import config, processes
 from neuronbench.backends.cpu import endpoint as cpu_endpoint
 from neuronbench.backends.cpu.backend import CpuBackend, instance_type
-from neuronbench.backends.cpu.endpoint import VllmCpuProvider, flags, served_name
+from neuronbench.backends.cpu.endpoint import VllmCpuProvider
 from neuronbench.config import Settings
 from neuronbench.model import FrozenMap, Point
 from neuronbench.plugins import Plugins
 from neuronbench.protocols import Backend, BootContext, BootError, Endpoint, Provider
+from neuronbench.serving.vllm import flags, served_name
 
 TESTS = Path(__file__).parent.parent
 HEADER = {"a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}
