@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench.importers.safe import ImportFailure
-from neuronbench.model import Failure, Gate, Json, Metric
+from neuronbench.model import Failure, Gate, Json, Metric, RecordKind
+
+if TYPE_CHECKING:
+    from neuronbench.telemetry.table import Telemetry
 
 UNKNOWN: Final = "unknown"
 """Backend of results that do not say what they were measured on."""
@@ -37,6 +40,12 @@ class Imported:
     facts: Mapping[str, Json] = field(default_factory=dict)
     """Environment as far as the source tells it, names like `stack.vllm`."""
     notes: Sequence[str] = ()
+    record: RecordKind = "point"
+    """Kind of the record: a boot or a compile is no point."""
+    beside: Sequence[Path] = ()
+    """Further files that the result was read from; they count in the session's name and are copied with the source."""
+    telemetry: Telemetry | None = None
+    """Samples of the source, written as the receipt's `telemetry.parquet`."""
 
 
 Reader = Callable[[Path], Sequence[Imported]]
@@ -51,6 +60,23 @@ class Kind:
     suffixes: tuple[str, ...]
     read: Reader
     """Everything in one file. May raise whatever a file of another form makes it raise; `read` says it in words."""
+    files: Callable[[Path, tuple[str, ...]], Iterator[Path]] | None = None
+    """Which files below a path are results; by default all with one of `suffixes`."""
+    finish: Callable[[Sequence[Imported]], Sequence[Imported]] | None = None
+    """What can only be said of all results together: adds gates, changes no figure."""
+    check: Callable[[Path, Sequence[Imported]], Checked] | None = None
+    """What the source published, computed again from what was read; None where there is nothing to check against."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What a check of a source against its own publication found: tables to show, and the same as JSON."""
+
+    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]]
+    """Title, columns, rows."""
+    summary: Sequence[str]
+    """Lines below them."""
+    data: Mapping[str, Json]
 
 
 def read(kind: Kind, path: Path) -> list[Imported]:

@@ -27,6 +27,7 @@ from neuronbench.model import (
 from neuronbench.receipts import ReceiptStore
 
 PREFIX: Final = "imported-"
+TELEMETRY: Final = "telemetry.parquet"
 COPY_LIMIT_BYTES: Final = 2 * 1024 * 1024
 """A source file up to this size is kept beside the receipt; of a larger one the digest."""
 
@@ -48,12 +49,12 @@ def gather(kind: Kind, path: Path, *, progress: Callable[[str], None] = lambda t
     Raises `ImportFailure`.
     """
     found: list[Imported] = []
-    for index, one in enumerate(files(path, kind.suffixes), start=1):
+    for index, one in enumerate((kind.files or files)(path, kind.suffixes), start=1):
         progress(f"{index} files, {len(found)} results: {one.name}")
         found += read(kind, one)
     if not found:
         raise ImportFailure(f"{path}: holds no result of {kind.title}")
-    return found
+    return found if kind.finish is None else list(kind.finish(found))
 
 
 def store(
@@ -70,7 +71,9 @@ def store(
     The session's name comes from the content of the sources: importing them again gives the same one and writes
     nothing. `backend` and `params` say what the sources do not. Raises `ImportFailure`.
     """
-    digests = {one: _digest(one) for one in dict.fromkeys(item.source for item in found)}
+    digests = {
+        one: _digest(one) for one in dict.fromkeys(path for item in found for path in (item.source, *item.beside))
+    }
     told = f"{kind.name}|{backend}|{sorted((params or {}).items())}"
     identity = hashlib.sha256("\n".join([told, *digests.values()]).encode()).hexdigest()[:10]
     session = f"{PREFIX}{kind.name}-{identity}"
@@ -85,10 +88,12 @@ def store(
         receipts = ReceiptStore(scratch)
         for item, record in zip(found, records, strict=True):
             staging = receipts.open(record)
-            if item.source.stat().st_size <= COPY_LIMIT_BYTES:
-                name = f"source{item.source.suffix.lower()}"
-                shutil.copyfile(item.source, staging.folder / name, follow_symlinks=False)
+            for name, one in _copies(item):
+                shutil.copyfile(one, staging.folder / name, follow_symlinks=False)
                 record.attachments.append(name)
+            if item.telemetry is not None:
+                item.telemetry.write(staging.folder / TELEMETRY)
+                record.tables["telemetry"] = TELEMETRY
             outcome = Outcome.OK if item.error is None else Outcome.FAILED
             record.close(outcome, ended_at=item.measured_at, duration_s=None)
             receipts.commit(record, staging)
@@ -102,6 +107,13 @@ def store(
     return Import(session=session, folder=target, records=records, existed=False)
 
 
+def _copies(item: Imported) -> list[tuple[str, Path]]:
+    """Name in the receipt → file, of those that are small enough to be kept."""
+    named = [(f"source{item.source.suffix.lower()}", item.source)]
+    named += [(f"beside-{index}{one.suffix.lower()}", one) for index, one in enumerate(item.beside, start=1)]
+    return [(name, one) for name, one in named if one.stat().st_size <= COPY_LIMIT_BYTES]
+
+
 def _record(
     kind: Kind,
     item: Imported,
@@ -113,6 +125,7 @@ def _record(
 ) -> Record:
     record = Record(
         session=session,
+        kind=item.record,
         point=Point(
             benchmark=f"imported/{kind.name}",
             lane=item.lane,
@@ -143,6 +156,8 @@ def _record(
         "sha256": digests[item.source],
         "own_figures": dict(item.own),
     }
+    if item.beside:
+        record.workload["source"]["beside"] = {one.relative_to(base).as_posix(): digests[one] for one in item.beside}
     record.notes += list(item.notes)
     return record
 

@@ -65,7 +65,7 @@ class Telemetry:
     # -- filling
 
     def add(self, wall_ns: int, mono_ns: int, sampler: str, values: Mapping[str, float | None]) -> None:
-        """One sample."""
+        """One sample; `wall_ns` 0 where the source of the samples tells no time of day."""
         self._series = None
         for series, value in values.items():
             name = f"{sampler}/{series}"
@@ -156,7 +156,8 @@ class Telemetry:
     # -- files
 
     def write(self, path: Path) -> None:
-        """Write the table: `utc`, `mono_ns`, `sampler`, `series`, `value` (null where missing), in order of arrival."""
+        """Write the table: `utc` (null where unknown), `mono_ns`, `sampler`, `series`, `value` (null where missing), in
+        order of arrival."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -168,9 +169,10 @@ class Telemetry:
             names = pa.array([name.partition("/")[part] for name in self._names], pa.string())
             return pa.DictionaryArray.from_arrays(pa.array(numbers(self._code, "int32")), names).cast(pa.string())
 
+        wall_ns = numbers(self._wall_ns, "int64")
         table = pa.table(
             {
-                "utc": pa.array(numbers(self._wall_ns, "int64"), pa.int64()).cast(pa.timestamp("ns", tz="UTC")),
+                "utc": pa.array(wall_ns, pa.int64(), mask=wall_ns == 0).cast(pa.timestamp("ns", tz="UTC")),
                 "mono_ns": pa.array(numbers(self._mono_ns, "int64"), pa.int64()),
                 "sampler": words(0),
                 "series": words(2),
@@ -190,7 +192,7 @@ class Telemetry:
         table = pq.read_table(path)
         columns = [table["utc"].cast(pa.int64()), *(table[name] for name in ("mono_ns", "sampler", "series", "value"))]
         for wall_ns, mono_ns, sampler, series, value in zip(*(column.to_pylist() for column in columns), strict=True):
-            telemetry.add(wall_ns, mono_ns, sampler, {series: value})
+            telemetry.add(wall_ns or 0, mono_ns, sampler, {series: value})
         telemetry.table = path
         return telemetry
 

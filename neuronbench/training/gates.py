@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench.model import Gate
@@ -26,6 +27,20 @@ def escape(barrier_ms: float, wall_ms: float) -> float:
     return abs(wall_ms - barrier_ms) / wall_ms
 
 
+def timers_gate(barrier_ms: float, wall_ms: float, message: str = "") -> Gate:
+    """Whether a step by its timer is a step by the wall."""
+    off = escape(barrier_ms, wall_ms)
+    said = f"a step takes {barrier_ms:.4g} ms by its timer, {wall_ms:.4g} ms by the wall"
+    return Gate(
+        id="timer_escapes_device",
+        passed=off <= ESCAPE_LIMIT,
+        observed=off,
+        limit=ESCAPE_LIMIT,
+        unit="share",
+        message=f"{said}{'; ' if message else ''}{message}",
+    )
+
+
 def escape_gate(window: Window) -> Gate:
     """Timers against the wall, over the window; and over the steps since the last checkpoint, because what a timer left
     in the device's queue before a checkpoint is waited for in it, and would be taken out together with it.
@@ -35,28 +50,21 @@ def escape_gate(window: Window) -> Gate:
     if not window.steps or window.wall_ns <= 0:
         return Gate(id="timer_escapes_device", passed=None, limit=ESCAPE_LIMIT, message=NO_STEP)
     barrier, wall = float(window.barrier_ns.mean()) / 1e6, window.wall_ns / window.steps / 1e6
-    off, limit = escape(barrier, wall), ESCAPE_LIMIT
-    message = f"a step takes {barrier:.4g} ms by its timer, {wall:.4g} ms by the wall"
-    if off <= limit and window.tail_ns is not None and window.tail_ns[1] > 0:
+    gate = timers_gate(barrier, wall)
+    if not gate.passed:
+        return gate
+    if window.tail_ns is not None and window.tail_ns[1] > 0:
         timed, passed_by = (ns / 1e6 for ns in window.tail_ns)
-        if escape(timed, passed_by) > TAIL_LIMIT:
-            off, limit = escape(timed, passed_by), TAIL_LIMIT
+        off = escape(timed, passed_by)
+        if off > TAIL_LIMIT:
             message = f"the steps after the last checkpoint or evaluation take {timed:.4g} ms by their timers, "
             message += f"{passed_by:.4g} ms by the wall"
-    elif off <= limit and window.taken_out and escape(barrier, wall + window.taken_out_ns / window.steps / 1e6) > limit:
-        text = (
-            f"{message}, but no two steps come after the last checkpoint, and in those before it work may have hidden"
-        )
-        text += ": choose checkpoint_every so that some do"
-        return Gate(id="timer_escapes_device", passed=None, observed=off, limit=limit, unit="share", message=text)
-    return Gate(
-        id="timer_escapes_device",
-        passed=off <= limit,
-        observed=off,
-        limit=limit,
-        unit="share",
-        message=message,
-    )
+            return replace(gate, passed=False, observed=off, limit=TAIL_LIMIT, message=message)
+    elif window.taken_out and escape(barrier, wall + window.taken_out_ns / window.steps / 1e6) > ESCAPE_LIMIT:
+        text = f"{gate.message}, but no two steps come after the last checkpoint, and in those before it work may have "
+        text += "hidden: choose checkpoint_every so that some do"
+        return replace(gate, passed=None, message=text)
+    return gate
 
 
 def finite_gate(run: Steps) -> Gate:
