@@ -121,7 +121,10 @@ def _measure(
     samplers += session.plugins.telemetry_samplers(record.point, model)
     recorder = Recorder.start(samplers, opened.folder, session.spawn)
     try:
-        run: Run = or_logs(opened, model, logged, lambda: session.plugins.measuring(record.point, model, record, loop))
+        with recorder.live.each_second(session.progress, f"{record.point.id}: {what}"):
+            run: Run = or_logs(
+                opened, model, logged, lambda: session.plugins.measuring(record.point, model, record, loop)
+            )
     finally:
         sampled = telemetry.result = recorder.stop()
     last = getattr(model, "last_outputs", None)

@@ -91,7 +91,7 @@ def serve(
                 base_url=endpoint.base_url,
                 out=scratch / "out",
                 spawn=session.spawn,
-                progress=lambda text: session.progress(f"{record.point.id}: {text}"),
+                progress=lambda text: session.progress(f"{record.point.id}: {recorder.live.after(text)}"),
                 deadline_s=settings.deadlines.point,
                 timeouts=Timeouts(first_token_s=settings.deadlines.first_token, total_s=settings.deadlines.request),
                 api_key=endpoint.api_key,
@@ -132,7 +132,14 @@ def seed_of(record: Record) -> int:
 
 def default_samplers(endpoint: Endpoint) -> list[SamplerSpec]:
     """The server's process tree, its own counters, and the host."""
-    samplers = [SamplerSpec(name="host", target="neuronbench.telemetry.host:Host", period_s=TELEMETRY_PERIOD_S)]
+    samplers = [
+        SamplerSpec(
+            name="host",
+            target="neuronbench.telemetry.host:Host",
+            period_s=TELEMETRY_PERIOD_S,
+            live={"cpu_percent": "host CPU"},
+        )
+    ]
     if endpoint.pids():
         samplers.append(
             SamplerSpec(
@@ -140,6 +147,7 @@ def default_samplers(endpoint: Endpoint) -> list[SamplerSpec]:
                 target="neuronbench.telemetry.process_tree:ProcessTree",
                 options={"pids": list(endpoint.pids())},
                 period_s=TELEMETRY_PERIOD_S,
+                live={"cpu_percent": "server CPU", "rss_bytes": ""},
             )
         )
     if endpoint.metrics_url:
@@ -149,6 +157,7 @@ def default_samplers(endpoint: Endpoint) -> list[SamplerSpec]:
                 target="neuronbench.telemetry.prometheus:Prometheus",
                 options={"url": endpoint.metrics_url, "prefixes": ["vllm:", "vllm_neuron:"]},
                 period_s=SCRAPE_PERIOD_S,
+                live={"vllm:num_requests_waiting": "waiting", "vllm:kv_cache_usage_perc": "KV cache"},
             )
         )
     return samplers

@@ -107,7 +107,7 @@ def train(
         with live.open("w", encoding="utf-8") as copy:
             return trainer.train(
                 job, folder=folder, resume=bool(resume), deadline_s=session.settings.deadlines.point,
-                watch=Watch(lambda text: session.progress(f"{label}: {text}"), job, copy),
+                watch=Watch(lambda text: session.progress(f"{label}: {recorder.live.after(text)}"), job, copy),
             )  # fmt: skip
 
     try:

@@ -76,6 +76,9 @@ class SamplerSpec:
     target: str
     options: Mapping[str, Json] = field(default_factory=dict)
     period_s: float = 0.5
+    live: Mapping[str, str] = field(default_factory=dict)
+    """Series shown while the benchmark runs → their label in that line: `{"cpu_percent": "server CPU"}`. The unit is
+    that of the series' name (`_percent`, `_bytes`); labels of a series (`name{engine="0"}`) are left out here."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,7 +151,10 @@ class ProgressLine:
             return
         self._said = now
         if self._terminal:
-            print(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+            from neuronbench.report.lines import fitted
+
+            shown = fitted(text, shutil.get_terminal_size().columns - 1)
+            print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
         else:
             print(text, file=sys.stderr, flush=True)
 

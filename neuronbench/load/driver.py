@@ -112,14 +112,14 @@ class Driver:
         self.baton.reach("ramp", self._ramp)
 
     def _ramp(self, now: int) -> None:
-        self.progress.restart(now)
+        self.progress.restart(now, self.engine.in_flight.values())
         self.edge("ramp", now)
         self.policy.start(now)
 
     def edge(self, name: str, at: int) -> None:
         """Note an edge of the window, with the state of the counters."""
         if name == "open":
-            self.progress.restart(at)
+            self.progress.restart(at, self.engine.in_flight.values())
         self.spill.event(
             "edge",
             name=name,
@@ -220,10 +220,11 @@ class Driver:
         self._note_second(now)
         phase = getattr(self.policy, "phase", self.policy.name)
         remaining, unit = self.policy.remaining(now)
-        self.spill.flush(self.engine.lags, list(self.engine.in_flight.values()))
+        streams = list(self.engine.in_flight.values())
         line = self.progress.line(
-            now, phase=phase, in_flight=len(self.engine.in_flight), remaining=remaining, unit=unit
+            now, phase=phase, streams=streams, lags=self.engine.lags, remaining=remaining, unit=unit
         )
+        self.spill.flush(self.engine.lags, streams)
         say(json.dumps(line))
 
     def _note_second(self, now: int) -> None:

@@ -195,12 +195,12 @@ class _Team:
 
 
 def _merged(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One line for all workers; their TTFT percentiles cannot be merged, so the worst is shown."""
+    """One line for all workers; their TTFT percentiles cannot be merged, so the worst is shown, as of the lags."""
     merged = dict(lines[0])
     for line in lines[1:]:
         for key in ("achieved_req_s", "in_flight", "ended", "failed", "tok_s"):
             merged[key] += line[key]
-        for key in ("ttft_p50_ms", "ttft_p99_ms"):
+        for key in ("ttft_p50_ms", "ttft_p99_ms", "lag_max_ms"):
             if line[key] is not None:
                 merged[key] = max(merged[key] or 0.0, line[key])
     return merged

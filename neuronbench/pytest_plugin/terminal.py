@@ -10,6 +10,7 @@ import pytest
 
 from neuronbench.model import Outcome, Record
 from neuronbench.pytest_plugin.keys import PLUGINS, POINT, SPEC, session_or_none
+from neuronbench.report.lines import fitted
 from neuronbench.session import Session
 
 HEARTBEAT_S = 10.0
@@ -51,7 +52,7 @@ class Terminal:
         if tty:
             if not self._open_line:
                 reporter.ensure_newline()
-            reporter.rewrite(f"  {text}"[: width - 1], erase=True)
+            reporter.rewrite(f"  {fitted(text, width - 3)}", erase=True)
             self._open_line = True
         else:
             reporter.ensure_newline()

@@ -113,7 +113,7 @@ def measure(
             base_url=endpoint.base_url,
             out=scratch / "out",
             spawn=spawn,
-            progress=say,
+            progress=lambda text: say(recorder.live.after(text)),
             deadline_s=job.deadline_s,
             timeouts=Timeouts(
                 first_token_s=settings.deadlines.first_token, total_s=max(settings.deadlines.request, 1.0)

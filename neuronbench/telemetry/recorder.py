@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 
 from neuronbench.model import jsonable
 from neuronbench.protocols import SamplerSpec
+from neuronbench.telemetry.live import Live
 from neuronbench.telemetry.table import Delta, SamplerErrors, Series, Telemetry, Window
 
 __all__ = ["Delta", "Recorder", "SamplerErrors", "Series", "Telemetry", "Window"]
@@ -33,10 +34,12 @@ STOP_S: Final = 6.0
 class Recorder:
     """A running telemetry process. Made by `start`; `stop` ends it and reads what it wrote."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, samplers: Sequence[SamplerSpec] = ()) -> None:
         self.problem = ""
         self._folder = folder
         self._spill, self._log = folder / "telemetry.spill", folder / "telemetry.log"
+        self.live = Live(self._spill, samplers)
+        """What it says at this moment."""
         self._process: Any = None
         self._result: Telemetry | None = None
 
@@ -60,7 +63,7 @@ class Recorder:
                 raise ValueError(f"two samplers are called {name!r}; a name says which sampler a series is from")
             if not name or "/" in name:
                 raise ValueError(f"a sampler's name is not empty and has no '/'; found {name!r}")
-        recorder = cls(folder)
+        recorder = cls(folder, samplers)
         config = {"spill": str(recorder._spill.resolve()), "samplers": jsonable(list(samplers))}
         recorder._begin(config, spawn, deadline_s)
         return recorder
