@@ -8,53 +8,46 @@ from pathlib import Path
 from typing import Any
 
 from neuronbench import BackendInfo, Probe, Stack
+from neuronbench.failures import Rule
 from neuronbench.model import FrozenMap, Json
-from neuronbench.stacks import Candidate, Need, find
-from neuronbench_neuron import hardware
-
-_NEEDS = {
-    "serving": (Need(module="vllm"), Need(module="torch_neuronx", distributions=("torch-neuronx",))),
-    "compile": (Need(module="torch_neuronx", distributions=("torch-neuronx",)),),
-    "train": (Need(module="torch_neuronx", distributions=("torch-neuronx",)),),
-}
-_WORTH_RECORDING = (
-    "torch", "torch-neuronx", "neuronx-cc", "libneuronxla", "neuronx-distributed", "neuronx-distributed-inference",
-    "optimum-neuron", "transformers", "vllm", "vllm-neuron",
-)  # fmt: skip
+from neuronbench_neuron import failures, hardware, stacks
 
 
 class NeuronBackend:
-    """A family of Neuron instances. `root` replaces `/` when the host is looked at, for tests."""
+    """A family of Neuron instances. `root` replaces `/` when the host is looked at, for tests.
+
+    So does the variable NEURONBENCH_NEURON_ROOT. Either way the host counts as made up, and records as simulated.
+    """
 
     def __init__(
         self,
         info: BackendInfo,
         *,
-        root: Path = Path("/"),
+        root: Path | None = None,
         search_path: str | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self.info = info
-        self._root = root
-        self._search_path = search_path
         self._environ = os.environ if environ is None else environ
+        self._root = root or Path(self._environ.get(hardware.ROOT_VARIABLE) or "/").absolute()
+        self._search_path = search_path
         self._found: hardware.Hardware | None = None
 
     @property
     def found(self) -> hardware.Hardware:
         """What is on this host; looked at once."""
         if self._found is None:
-            told = self._environ.get(hardware.INSTANCE_VARIABLE, "")
-            self._found = hardware.look(self._root, search_path=self._search_path, told=told)
+            self._found = hardware.look(self._root, search_path=self._search_path, environ=self._environ)
         return self._found
 
     def probe(self) -> Probe:
         """Whether this host is an instance of the family whose devices work; the reason names what is missing."""
         found = self.found
+        facts = FrozenMap(self.facts())
         reason = self._missing(found)
         if reason:
-            return Probe(available=False, reason=reason, facts=FrozenMap(self.facts()))
-        return Probe(available=True, cores=found.cores, facts=FrozenMap(self.facts()))
+            return Probe(available=False, reason=reason, facts=facts)
+        return Probe(available=True, cores=found.cores, facts=facts)
 
     def _missing(self, found: hardware.Hardware) -> str:
         what = _article(found.product) if found.product else f"without a product name ({found.processor})"
@@ -89,39 +82,43 @@ class NeuronBackend:
 
         Raises `LookupError` that lists where it looked.
         """
-        if kind not in _NEEDS:
-            raise LookupError(f"{self.info.name} has no stack for {kind!r}; it has: {', '.join(_NEEDS)}")
-        return find(
-            kind,
-            settings,
-            [Candidate(path=path, source="the environments of the Neuron image") for path in self.found.venvs],
-            needs=_NEEDS[kind],
-            packages=_WORTH_RECORDING,
-            remedy="use an image with the Neuron SDK, whose environments are /opt/aws_neuronx_venv_*, "
-            f"or name one: --nb-stack {kind}=PATH",
-        )
+        return stacks.choose(kind, settings, self.found.venvs, made_up_host=self.found.simulated)
 
     def facts(self) -> Mapping[str, Json]:
-        """Driver, instance and devices, under `neuron.*`; null where the host does not say. No identifiers."""
+        """Instance, region, driver and devices; null where the host does not say.
+
+        Not among them are ids: of the instance, of its image, of devices.
+        """
         found = self.found
         memory = [device.memory_bytes for device in found.devices if device.memory_bytes is not None]
-        groups = {device.logical_core_config for device in found.devices} - {None}
-        return {
-            "neuron.instance_type": found.instance_type or None,
+        processes = {process.pid for device in found.devices for process in device.processes}
+        facts: dict[str, Json] = {
+            "instance_type": found.instance_type or None,
+            "instance_source": found.instance_source or None,
+            "region": found.metadata.region or None,
+            "availability_zone": found.metadata.availability_zone or None,
+            "life_cycle": found.metadata.life_cycle or None,
+            "driver": found.driver_version or None,
+            "runtime": found.runtime_version or None,
+            "cores": found.cores or None,
             "neuron.family": found.family or None,
-            "neuron.driver": found.driver_version or None,
+            "neuron.core_version": found.core_version or None,
             "neuron.devices": len(found.devices) or None,
-            "neuron.cores": found.cores or None,
-            "neuron.logical_core_config": next(iter(groups)) if len(groups) == 1 else None,
+            "neuron.cores": len(found.core_ids) or None,
+            "neuron.logical_core_config": found.logical_core_config if found.devices else None,
+            "neuron.visible_cores_by": found.visible_source or None,
             "neuron.device_memory_gib": round(sum(memory) / 2**30, 1) if memory else None,
-            "neuron.processes_at_start": sum(len(device.processes) for device in found.devices)
-            if found.devices
-            else None,
+            "neuron.processes_at_start": len(processes) if found.devices else None,
+            "neuron.contradictions": "; ".join(found.contradictions) or None,
+            "neuron.metadata_problem": found.metadata.problem or None,
         }
+        if found.simulated:
+            facts["simulated"] = True
+        return facts
 
-    def failure_rules(self) -> Sequence[Any]:
-        """None of its own yet."""
-        return ()
+    def failure_rules(self) -> Sequence[Rule]:
+        """Signatures of the Neuron compiler, runtime, caches, tools and of what serves on them."""
+        return failures.rules()
 
 
 def _article(name: str) -> str:
