@@ -18,7 +18,7 @@ from neuronbench.audit import OUTPUTS_DEADLINE_S, outputs, unchanged_gate
 from neuronbench.load.apis import APIS
 from neuronbench.measure import DeadlineExceeded, PointFailure, Served, clock_epoch, reduction_served
 from neuronbench.model import Failure, Gate, Metric, Record, fingerprint
-from neuronbench.protocols import Endpoint, SamplerSpec
+from neuronbench.protocols import Endpoint, SamplerSpec, SeenWindow, Witness
 from neuronbench.telemetry.request import TelemetryRequest
 
 if TYPE_CHECKING:
@@ -181,6 +181,7 @@ def _record(opened: OpenRecord, endpoint: Endpoint, reduction: Any, sampled: Tel
     metrics, gates = server_evidence(reduction.window, sampled)
     record.add(*metrics)
     record.gate(*gates)
+    _testimony(opened, endpoint, reduction, sampled)
     served = endpoint.facts.get("model")
     if isinstance(served, Mapping) and served.get("note"):
         record.notes.append(f"weights: {served['note']}")
@@ -196,6 +197,29 @@ def _record(opened: OpenRecord, endpoint: Endpoint, reduction: Any, sampled: Tel
             )
     record.workload["client_error"], gate = client_error(settings, record.metrics)
     record.gate(gate)
+
+
+def _testimony(opened: OpenRecord, endpoint: Endpoint, reduction: Reduction, sampled: Telemetry) -> None:
+    """What the server itself has to say of the window, where it is one that has."""
+    if not isinstance(endpoint, Witness):
+        return
+    record = opened.record
+    seen = SeenWindow(
+        folder=opened.folder, requests=reduction.table, window=reduction.window, workload=record.workload,
+        telemetry=sampled,
+    )  # fmt: skip
+    try:
+        said = endpoint.testify(seen)
+    except Exception as error:  # of a plugin: the window was measured all the same
+        text = f"{type(error).__name__}: {error}"
+        record.gate(Gate(id="testimony", passed=False, severity="provisional", message=text, observed="raised"))
+        return
+    record.add(*said.metrics)
+    record.gate(*said.gates)
+    record.notes += said.notes
+    record.tables.update(said.tables)
+    if said.facts:
+        record.workload["server"] = dict(said.facts)
 
 
 SLO_PERCENTILE = 0.99
