@@ -46,9 +46,9 @@ def read_bytes(path: Path, limit: int = LIMIT_BYTES) -> bytes:
     return data
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, limit: int = LIMIT_BYTES) -> str:
     """The file as UTF-8 text, a byte order mark left out. Raises `ImportFailure`."""
-    data = read_bytes(path)
+    data = read_bytes(path, limit)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -28,8 +28,7 @@ def achieved_rate_gate(requests: int, sending_s: float, rate: float) -> Gate:
         observed=achieved,
         limit=rate,
         unit="req/s",
-        message=f"{requests} requests in the {sending_s:.4g} s in which they were sent, within {allowed:.1%} of the rate "
-        "declared",
+        message=f"{requests} requests sent in {sending_s:.4g} s, within {allowed:.1%} of the rate declared",
     )
 
 
