@@ -23,7 +23,7 @@ def test_a_model_is_called_the_same_wherever_it_is_from(reference: str, name: st
 
 
 def test_every_model_of_the_published_tables_has_its_architecture() -> None:
-    models = {row.model for row in published.rows()}
+    models = {row.model for row in published.rows() if row.group in ("encoder", "seq2seq")}
     assert len(models) == 16
     for model in models:
         architecture = architecture_of(f"hub:{model}")
