@@ -126,7 +126,7 @@ class Terminal:
         if session is None or not session.records:
             return
         from neuronbench.receipts import validities_now
-        from neuronbench.report import compiles, tables
+        from neuronbench.report import beside, compiles, tables
 
         ran = [record for record in session.records if record.outcome not in (Outcome.SKIPPED, Outcome.CACHED)]
         now = validities_now(ran, session.store)
@@ -141,7 +141,8 @@ class Terminal:
             keys = keys or tuple(dict.fromkeys(key for record in records for key in record.metrics))[:6]
             title = f"{lane}: {name} on {backend}"
             show(tables.render(tables.lane_table(title, records, keys, now), width=width, color=color).rstrip())
-            for line in (*tables.sample_notes(records, keys), *tables.utilisation_notes(records)):
+            told = (*tables.sample_notes(records, keys), *tables.utilisation_notes(records))
+            for line in (*told, *beside.published_lines(records)):
                 show(f"  {line}")
         boots = [record for record in ran if record.kind == "boot"]
         if boots:

@@ -28,6 +28,8 @@ PLAIN: Final = ("", "none", "baseline", "no speculation")
 """How tables call rows without speculation."""
 _TRAINED_AS: Final = {"pretrain": "pre_training", "full_sft": "fine_tuning"}
 _PREFIX: Final = re.compile(r"^(meta-|huggingface )")
+_CALLED: Final = {"bert-large": "bert-large-uncased"}
+"""What tables of training call a model → the one that the scripts they name train."""
 _SUFFIX: Final = re.compile(r"(-hf| ph[12]| \(text\))$")
 
 
@@ -134,4 +136,5 @@ def _as_plain(row: Published, point: Point) -> bool:
 
 def model_name(reference: str) -> str:
     """What a model is called, whoever names it: `hub:meta-llama/Meta-Llama-3-8B` and `Llama-3-8B` are one."""
-    return _SUFFIX.sub("", _PREFIX.sub("", plain_name(reference)))
+    name = _SUFFIX.sub("", _PREFIX.sub("", plain_name(reference)))
+    return _CALLED.get(name, name)
