@@ -12,10 +12,11 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -31,12 +32,25 @@ if TYPE_CHECKING:
 COMPARABLE: Final = (
     "backend.name", "backend.instance_type", "backend.driver", "backend.sdk", "backend.runtime", "backend.cores",
     "host.arch", "host.cpu_model", "host.cores",
-    "stack.*",
-    "env.NEURON_CC_FLAGS", "env.NEURON_LOGICAL_NC_CONFIG", "env.NEURON_RT_VIRTUAL_CORE_SIZE", "env.OMP_NUM_THREADS",
-    "env.VLLM_CPU_*",
+    "stack.*", "env.*",
 )  # fmt: skip
 """Names (or patterns) of the facts that must be equal for two results to be comparable: the environment key is the
-digest of these. Model and benchmark are not among them; they are part of the point."""
+digest of these. Model and benchmark are not among them; they are part of the point. Variables of the accelerator's
+software count unless they are known to change no result (`INDIFFERENT`): one that nobody here has heard of may."""
+
+INDIFFERENT: Final = (
+    # where things are, and which of several equal cores
+    "env.*_CACHE", "env.*_CACHE_DIR", "env.*_CACHE_ROOT", "env.*_CACHE_URL", "env.*_CACHE_REPO", "env.*_CONFIG_ROOT",
+    "env.*_HOME", "env.*_OUTPUT_DIR", "env.HF_ENDPOINT", "env.HF_HUB_*", "env.HF_TOKEN*", "env.HF_DATASETS_OFFLINE",
+    "env.TRANSFORMERS_OFFLINE", "env.NEURONBENCH_*", "env.NEURON_COMPILED_ARTIFACTS", "env.VLLM_ASSETS_*",
+    "env.*_VISIBLE_CORES", "env.*_VISIBLE_DEVICES", "env.NEURON_PROCESS_TAG",
+    # what is logged, told to others or waited for
+    "env.*_LOG_LEVEL", "env.*_LOG_LOCATION", "env.*_LOGGING*", "env.*_LOGS", "env.*_VERBOSITY", "env.*_TIMEOUT",
+    "env.*_TIMEOUT_*", "env.VLLM_NO_USAGE_STATS", "env.VLLM_DO_NOT_TRACK", "env.VLLM_USAGE_SOURCE",
+    "env.VLLM_API_KEY", "env.*_PROGRESS_BARS", "env.NEURON_PARALLEL_COMPILE_*", "env.VLLM_NEURON_PARALLEL_*",
+    "env.VLLM_NEURON_ASSERT_CACHE_HIT", "env.TOKENIZERS_PARALLELISM",
+)  # fmt: skip
+"""Variables that change no result, as patterns."""
 
 HARNESS_PACKAGES: Final = (
     "httptools", "huggingface_hub", "mlflow", "numpy", "orjson", "pluggy", "psutil", "pyarrow", "pytest",
@@ -48,7 +62,8 @@ ENV_PREFIXES: Final = (
     "NEURON_", "NEURONX_", "NEURONBENCH_", "VLLM_", "HF_", "TRANSFORMERS_", "OMP_", "KMP_", "GOMP_", "MKL_",
     "OPENBLAS_",
     "XLA_", "PJRT_", "FI_", "TORCH", "PYTORCH_", "CUDA_VISIBLE_DEVICES", "NCCL_", "TOKENIZERS_", "MALLOC_",
-    "LD_PRELOAD", "CPU_COMPILE", "NKI_",
+    "LD_PRELOAD", "GLIBC_TUNABLES", "CPU_COMPILE", "NKI_", "NXD_", "AWS_NEURON_", "DISABLE_NEURON_",
+    "CUSTOM_CACHE_REPO",
 )  # fmt: skip
 
 
@@ -86,9 +101,23 @@ def describe(
 
 
 def key_of(facts: Mapping[str, Json]) -> str:
-    """Digest over the comparable facts (see `COMPARABLE`)."""
-    chosen = {name: value for name, value in facts.items() if any(fnmatch.fnmatch(name, p) for p in COMPARABLE)}
-    return fingerprint(chosen)
+    """Digest over the comparable facts (see `is_comparable`)."""
+    return fingerprint({name: value for name, value in facts.items() if is_comparable(name)})
+
+
+@functools.lru_cache(maxsize=4096)
+def is_comparable(name: str) -> bool:
+    """Whether two results with other values of the fact `name` are not comparable."""
+    counts, indifferent = _patterns()
+    return counts.match(name) is not None and indifferent.match(name) is None
+
+
+@functools.cache
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    def compiled(patterns: Sequence[str]) -> re.Pattern[str]:
+        return re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns))
+
+    return compiled(COMPARABLE), compiled(INDIFFERENT)
 
 
 def _stack_facts(backend: Backend, settings: Settings) -> dict[str, Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import socket
 import subprocess
@@ -77,6 +78,10 @@ def test_the_key_follows_what_makes_results_comparable(settings: config.Settings
     assert key({"vllm": "0.33"}) != base
     assert key({"vllm": "0.32"}, NEURON_CC_FLAGS="-O1") != base
     assert key({"vllm": "0.32"}, VLLM_CPU_OMP_THREADS_BIND="0") != base
+    for counts in ("NEURON_RT_STOCHASTIC_ROUNDING_EN", "VLLM_NEURON_BACKEND", "XLA_USE_BF16", "LD_PRELOAD"):
+        assert key({"vllm": "0.32"}, **{counts: "1"}) != base, counts
+    for says_where in ("NEURON_RT_VISIBLE_CORES", "NEURON_COMPILE_CACHE_URL", "VLLM_CACHE_ROOT", "NEURON_RT_LOG_LEVEL"):
+        assert key({"vllm": "0.32"}, **{says_where: "1"}) == base, says_where
     assert environment.key_of({"host.cores": 2, "git.commit": "a"}) == environment.key_of({"host.cores": 2})
     assert environment.key_of({"host.cores": 2}) != environment.key_of({"host.cores": 4})
 
@@ -175,3 +180,14 @@ def test_host_files_are_read(host: Path) -> None:
     assert facts["host.turbo"] is False
     assert facts["host.container"] == "kubepods"
     assert facts["host.governor"] == "performance"
+
+
+def test_every_documented_variable_of_the_neuron_software_is_recorded() -> None:
+    shared = os.environ.get("NEURONBENCH_SHARED")
+    table = Path(shared or "/nonexistent", "reference", "neuron_env_vars.csv")
+    if not table.is_file():
+        pytest.skip("needs the table of variables: set NEURONBENCH_SHARED to the folder that has it")
+    with table.open(encoding="utf-8") as file:
+        names = [name.strip() for row in csv.DictReader(file) for name in row["name"].split("/")]
+    assert len(names) > 50
+    assert environment.environment_facts(dict.fromkeys(names, "1")).keys() == {f"env.{name}" for name in names}

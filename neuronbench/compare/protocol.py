@@ -3,7 +3,7 @@
 A protocol is flat: name of a field → its value as canonical JSON. The names are those that `--allow` takes:
 
 * `backend.*`, `host.*`, `stack.*`, `env.*`: the facts of which the environment key is made
-  (`neuronbench.environment.COMPARABLE`), `env.NEURON_CC_FLAGS` among them
+  (`neuronbench.environment.is_comparable`), `env.NEURON_CC_FLAGS` among them
 * `resource.*`: all that was asked of the server, the compiled model or the trainer, `resource.compiler_flags` among it;
   `model.*` which weights that gave, `artifact.*` what the compiler was told
 * `workload.*`: the load, with the digest of the requests that were sent
@@ -14,7 +14,6 @@ A protocol is flat: name of a field → its value as canonical JSON. The names a
 from __future__ import annotations
 
 import fnmatch
-import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any, Final
 
 import orjson
 
-from neuronbench.environment import COMPARABLE
+from neuronbench.environment import is_comparable
 from neuronbench.model import Json, canonical_json
 
 MISSING: Final = "null"
@@ -60,16 +59,6 @@ class Protocol:
         return self.fields.get(name, MISSING)
 
 
-@functools.cache
-def _comparable() -> re.Pattern[str]:
-    return re.compile("|".join(fnmatch.translate(pattern) for pattern in COMPARABLE))
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_comparable(name: str) -> bool:
-    return _comparable().match(name) is not None
-
-
 def plain(value: Json) -> str:
     """Canonical JSON, fast."""
     try:
@@ -89,7 +78,7 @@ def flat(value: Json, prefix: str) -> Iterator[tuple[str, str]]:
 
 def of_environment(facts: Mapping[str, Json]) -> dict[str, str]:
     """The facts that the environment key is made of."""
-    return {name: plain(value) for name, value in facts.items() if value is not None and _is_comparable(name)}
+    return {name: plain(value) for name, value in facts.items() if value is not None and is_comparable(name)}
 
 
 def context_of(facts: Mapping[str, Json]) -> dict[str, Json]:
@@ -106,7 +95,7 @@ def of_resource(spec: Mapping[str, Json], facts: Mapping[str, Json]) -> dict[str
     if isinstance(parts, Mapping):
         found.update(flat({key: parts.get(key) for key in _ARTIFACT}, "artifact"))
     if isinstance(env, Mapping):
-        told = {key: value for key, value in env.items() if _is_comparable(f"env.{key}")}
+        told = {key: value for key, value in env.items() if is_comparable(f"env.{key}")}
         found.update(flat(told, "resource.env"))
     return found
 
