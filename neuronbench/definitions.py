@@ -119,6 +119,13 @@ DEFINITIONS: Final = _table(
     ("first_divergence", "tokens", "higher", "tokens before the first that is not the reference's, where there is one"),
     ("token_gap", "nats", "lower", "how much less likely than its own choice the reference holds a chosen token"),
     ("wer", "share", "lower", "(S + I + D) / reference words, normaliser named"),
+    # an accelerator by its own monitor
+    ("accelerator_utilization", "%", None, "share of time in which a leased core executed; null where samples alias"),
+    ("execution_latency", "ms", "lower", "one execution on the device, by the runtime's percentiles of each period"),
+    ("executions", "executions", None, "executions that the runtime completed inside the window"),
+    ("execution_errors", "errors", "lower", "executions that failed, and uncorrected memory errors, in the window"),
+    ("device_memory", "B", "lower", "device memory that the runtimes of the leased cores hold"),
+    ("device_power", "%", None, "power of the devices, share of their most; windows of minutes only"),
     # what the host can do at best
     ("memory_bandwidth", "GB/s", "higher", "STREAM triad a = b + s·c, 24 bytes an element, on so many cores at once"),
     ("matmul_rate", "GFLOP/s", "higher", "2n³ / the median time of an fp32 matrix product, on so many threads"),

@@ -408,11 +408,20 @@ def _record_telemetry(opened: OpenRecord, run: Run, model: CompiledModel, sample
         record.gate(contended)
 
 
-def record_workers(opened: OpenRecord, span_ns: tuple[int, int], sampled: Telemetry) -> float | None:
-    """CPU and memory of the workers' process trees within `span_ns`, and whether they were sampled there.
+def record_workers(
+    opened: OpenRecord,
+    span_ns: tuple[int, int],
+    sampled: Telemetry,
+    *,
+    execution_s: float | None = None,
+    device_ns: tuple[int, int] | None = None,
+) -> float | None:
+    """CPU and memory of the workers' process trees within `span_ns`, whether they were sampled there, and what the
+    accelerator's monitor saw: within `device_ns` where that is another span. `execution_s`: see `telemetry.accelerator`.
 
     Returns their mean CPU in % of one core; None without a sample.
     """
+    from neuronbench.telemetry.accelerator import accelerator
     from neuronbench.telemetry.summary import telemetry_gate
 
     record = opened.record
@@ -426,8 +435,9 @@ def record_workers(opened: OpenRecord, span_ns: tuple[int, int], sampled: Teleme
         metric("worker_rss", None if peak is None else peak / (1 << 20), stat="max", n=window.n(rss),
                note="" if peak is not None else none),
     ]  # fmt: skip
-    record.add(*(each for each in found if each.key not in record.metrics))
-    record.gate(telemetry_gate(sampled, start, end))
+    of_device, gates = accelerator(sampled, *(device_ns or span_ns), execution_s=execution_s)
+    record.add(*(each for each in (*found, *of_device) if each.key not in record.metrics))
+    record.gate(telemetry_gate(sampled, start, end), *gates)
     return window.mean(cpu)
 
 

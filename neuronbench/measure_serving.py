@@ -250,6 +250,7 @@ def server_evidence(window: Mapping[str, Any], sampled: Telemetry) -> tuple[list
     `window` is that of a `Reduction`.
     """
     from neuronbench.load.gates import token_conservation
+    from neuronbench.telemetry.accelerator import accelerator
     from neuronbench.telemetry.summary import server_metrics, serving_counters, telemetry_gate, token_totals
 
     counted = token_totals(sampled)
@@ -261,7 +262,8 @@ def server_evidence(window: Mapping[str, Any], sampled: Telemetry) -> tuple[list
     if start_ns is None or end_ns is None:
         return [], gates
     metrics = [*server_metrics(sampled, start_ns, end_ns), *serving_counters(sampled, start_ns, end_ns)]
-    return metrics, [*gates, telemetry_gate(sampled, start_ns, end_ns)]
+    of_device, judged = accelerator(sampled, start_ns, end_ns)
+    return [*metrics, *of_device], [*gates, telemetry_gate(sampled, start_ns, end_ns), *judged]
 
 
 CONTENTION_LIMIT_PCT = 25.0

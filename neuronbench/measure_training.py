@@ -274,9 +274,17 @@ def _record_telemetry(opened: OpenRecord, found: Steps | None, sampled: Telemetr
         record.notes.append(f"telemetry: {sampled.problem}")
     span = None if found is None else found.span_ns
     if span is not None:
-        record_workers(opened, span, sampled)
+        rows = [] if found is None else found.first.steps
+        # The first step compiles and loads: it is in no rate, and in no utilisation.
+        working = (int(rows[0]["end_ns"]), span[1]) if len(rows) > 1 else span
+        record_workers(opened, span, sampled, execution_s=_longest_s(rows), device_ns=working)
         window = {"start_ns": span[0], "end_ns": span[1]}
         record.gate(host_contention(window, sampled, own=f"{WORKER}/cpu_percent"))
+
+
+def _longest_s(rows: Sequence[Mapping[str, Json]]) -> float | None:
+    """What no execution on the device takes longer than: the shortest step after the first."""
+    return min(((int(row["end_ns"]) - int(row["begin_ns"])) / 1e9 for row in rows[1:]), default=None)
 
 
 def _refused(error: StepLogError, kept: Steps | None, job: TrainJob, resume: bool | Trained) -> Failure:

@@ -1,0 +1,1 @@
+"""Telemetry of Neuron devices: `neuron-monitor`, and the driver's own counters in sysfs."""
