@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from neuronbench.importers import loops, tools
+from neuronbench.importers import loops, study, tools
 from neuronbench.importers.base import Imported, Kind
 from neuronbench.importers.safe import ImportFailure
 from neuronbench.importers.write import Import, gather, store
@@ -29,6 +29,13 @@ KINDS: Final = {
             title="optimum-neuron's training summary",
             suffixes=(".json",),
             read=loops.optimum_training,
+        ),
+        Kind(
+            name="study",
+            title="the torchneuronx study",
+            suffixes=study.SUFFIXES,
+            read=study.read,
+            files=study.receipts,
         ),
     )
 }

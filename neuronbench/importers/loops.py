@@ -67,9 +67,13 @@ def nxdi(path: Path) -> Sequence[Imported]:
     Its throughput divides the compiled sequence length by the latency, prompt and padding included: kept under its own
     name only.
     """
-    data = mapping(read_json(path), "the report")
+    return nxdi_blocks(mapping(read_json(path), "the report"), path, name=path.stem)
+
+
+def nxdi_blocks(data: Mapping[str, Any], path: Path, *, name: str) -> Sequence[Imported]:
+    """The sub-models of a report that was read already. Raises `KeyError` when there is none."""
     found = []
-    for name, block in data.items():
+    for model, block in data.items():
         if not (isinstance(block, Mapping) and any(key.startswith("latency_ms_") for key in block)):
             continue
         metrics = [
@@ -79,9 +83,9 @@ def nxdi(path: Path) -> Sequence[Imported]:
         found.append(
             Imported(
                 source=path,
-                name=f"{path.stem}-{text(name)}",
+                name=f"{name}-{text(model)}",
                 lane="generation",
-                params={"sub_model": text(name)},
+                params={"sub_model": text(model)},
                 metrics=metrics,
                 own={key: number(value) for key, value in block.items()},
                 notes=["its throughput is sequence length / latency, not generated tokens per second"],
