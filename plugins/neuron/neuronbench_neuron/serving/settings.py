@@ -1,0 +1,210 @@
+"""What a point may ask of vLLM on Neuron, and what of it cannot work on a generation: found before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from neuronbench.model import FrozenMap, Json, closest
+from neuronbench.serving import vllm
+from neuronbench_neuron.serving.generations import Generation
+
+DEFAULTS: Final[Mapping[str, Json]] = {
+    **vllm.COMMON,
+    "tensor_parallel": None,
+    "cores": None,
+    "buckets": {},
+    "neuron_config": {},
+    "unchecked_keys": [],
+    "max_num_batched_tokens": None,
+    "block_size": None,
+    "speculative_config": None,
+    "artifacts": None,
+    "compile_cache": None,
+    "require_cached": False,
+    "compile_timeout_s": None,
+}
+"""Parameters of a point by name; what they mean is in the table of `neuronbench_neuron.serving.endpoint`."""
+OURS: Final = vllm.OURS | {
+    "additional_config", "override_neuron_config", "device", "tensor_parallel_size", "max_num_batched_tokens",
+    "block_size", "num_gpu_blocks_override", "speculative_config",
+}  # fmt: skip
+"""Arguments of vLLM that have a parameter of their own, or that the generation decides."""
+BUCKETED: Final = ("prefill", "decode", "context")
+NATIVE_MOST_TOKENS: Final = 8192
+"""Prompt tokens of one step of generation 2 where the point does not say."""
+NATIVE_TILE: Final = 128
+"""Context buckets of generation 2 are multiples of it."""
+APC_BLOCK: Final = 32
+"""Tokens of a block of the KV cache with prefix caching in generation 1, where the point does not say."""
+
+
+def tensor_parallel(settings: FrozenMap, family: str) -> int:
+    """Cores that one copy of the model is spread over: what the point says, else those of one device."""
+    told = settings["tensor_parallel"]
+    return int(told) if told is not None else (4 if family == "trn2" else 2)
+
+
+def wrong(settings: FrozenMap) -> str:
+    """What makes these settings impossible on any generation, in one line; empty when nothing does."""
+    found = vllm.wrong_settings(
+        settings, whole=("tensor_parallel", "cores", "max_num_batched_tokens", "block_size"), ours=OURS
+    )
+    if found:
+        return found
+    for name in ("buckets", "neuron_config"):
+        if not isinstance(settings[name], Mapping):
+            return f"{name}: expected a table, found {settings[name]!r}"
+    for name, edges in settings["buckets"].items():
+        if name not in BUCKETED:
+            return f"buckets: expected {', '.join(BUCKETED)}, found {name!r}{closest(name, BUCKETED)}"
+        text = _wrong_edges(edges)
+        if text:
+            return f"buckets.{name}: {text}"
+    if settings["speculative_config"] is not None and not isinstance(settings["speculative_config"], Mapping):
+        return f"speculative_config: expected a table, found {settings['speculative_config']!r}"
+    taken = sorted(name for name in settings["server_env"] if name in _CORES)
+    if taken:
+        return f"server_env may not set {', '.join(taken)}: the cores of a server are leased; ask for tensor_parallel"
+    cores, copies = settings["cores"], settings["tensor_parallel"]
+    if cores is not None and copies is not None and cores < copies:
+        return f"cores: {cores} cannot hold a model spread over {copies} (tensor_parallel)"
+    return ""
+
+
+_CORES: Final = ("NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "NEURON_VISIBLE_DEVICES")
+
+
+def _wrong_edges(edges: Any) -> str:
+    if not isinstance(edges, Sequence) or isinstance(edges, str) or not edges:
+        return f"expected a list of whole numbers, found {edges!r}"
+    if any(not isinstance(edge, int) or isinstance(edge, bool) or edge < 1 for edge in edges):
+        return f"expected whole numbers from 1, found {list(edges)!r}"
+    if list(edges) != sorted(set(edges)):
+        return f"expected them in ascending order, each once; found {list(edges)!r}"
+    return ""
+
+
+def refused(settings: FrozenMap, generation: Generation, max_model_len: int | None) -> str:
+    """What a generation cannot do of these settings, in one line; empty when it can do it all.
+
+    `max_model_len`: of the point, else of the model; None when nobody knows.
+    """
+    for check in (_keys, _buckets, _beyond, _features):
+        found = check(settings, generation, max_model_len)
+        if found:
+            return f"{generation.title}: {found}"
+    return ""
+
+
+def _keys(settings: FrozenMap, generation: Generation, length: int | None) -> str:
+    """Unknown keys are ignored by vLLM and by NxD Inference, and the run would measure something else."""
+    given = settings["neuron_config"]
+    if not given:
+        return ""
+    if not generation.config:
+        return (
+            "neuron_config has no effect there, since the model is as it was exported; "
+            "export it otherwise (optimum-cli export neuron)"
+        )
+    for key in given:
+        if key in generation.keys or key in settings["unchecked_keys"]:
+            continue
+        if key.replace("-", "_") in generation.keys:
+            return f"neuron_config: {key!r} would be ignored without a word: keys have underscores, {key.replace('-', '_')!r}"
+        return (
+            f"neuron_config: {key!r} is no key of it{closest(key, sorted(generation.keys))}, and would be ignored "
+            f"without a word; if you know better, name it in unchecked_keys"
+        )
+    twice = sorted(
+        set(given) & {generation.buckets[name] for name in settings["buckets"] if name in generation.buckets}
+    )
+    return f"{', '.join(twice)} is given twice: in neuron_config and in buckets" if twice else ""
+
+
+def _buckets(settings: FrozenMap, generation: Generation, length: int | None) -> str:
+    for name in settings["buckets"]:
+        if name not in generation.buckets:
+            can = ", ".join(generation.buckets) or "none: they are those of the export"
+            return f"it has no buckets over {name!r}; it has: {can}"
+    return ""
+
+
+def edges_of(settings: FrozenMap, generation: Generation, name: str) -> list[int] | None:
+    """Edges that the point gives, in `buckets` or under their own key in `neuron_config`; None where it gives none."""
+    found = settings["buckets"].get(name)
+    if found is None and name in generation.buckets:
+        found = settings["neuron_config"].get(generation.buckets[name])
+    return sorted(int(edge) for edge in found) if isinstance(found, Sequence) and not isinstance(found, str) else None
+
+
+def most_tokens(settings: FrozenMap, generation: Generation, length: int | None) -> int | None:
+    """Prompt tokens that generation 2 computes in one step: the last prefill bucket, which has to be exactly that."""
+    if generation.bucket_rule != "native":
+        told: int | None = settings["max_num_batched_tokens"]
+        return told
+    edges = edges_of(settings, generation, "prefill")
+    asked: int = settings["max_num_batched_tokens"] or (edges[-1] if edges else NATIVE_MOST_TOKENS)
+    return asked if length is None else min(asked, length)
+
+
+def _beyond(settings: FrozenMap, generation: Generation, length: int | None) -> str:
+    """Lengths and batches that no bucket holds."""
+    prefill, decode, context = (edges_of(settings, generation, name) for name in BUCKETED)
+    seqs = settings["max_num_seqs"] or generation.max_num_seqs
+    if generation.bucket_rule == "native":
+        most = most_tokens(settings, generation, length)
+        if prefill and most is not None and prefill[-1] != most:
+            return (
+                f"the last prefill bucket has to be min(max_num_batched_tokens, max_model_len) = {most}, "
+                f"found {prefill[-1]}"
+            )
+        if decode and decode[-1] != seqs:
+            return f"the last decode bucket has to be max_num_seqs = {seqs}, found {decode[-1]}"
+        if context and length is not None and context[-1] >= length:
+            return f"context buckets are below max_model_len = {length} (which is one by itself), found {context[-1]}"
+        odd = [edge for edge in context or () if edge % NATIVE_TILE]
+        return f"context buckets are multiples of {NATIVE_TILE}, found {odd[0]}" if odd else ""
+    if length is not None:
+        for name, edges in (("prefill", prefill), ("context", context)):
+            if edges and edges[-1] > length:
+                return f"the last {name} bucket, {edges[-1]}, is beyond max_model_len = {length}"
+        if context and context[-1] < length:
+            return (
+                f"max_model_len = {length} is beyond the last context bucket, {context[-1]}: longer requests would fail "
+                "while they are generated"
+            )
+    if decode and decode[-1] > seqs:
+        return f"the last decode bucket, {decode[-1]}, is beyond max_num_seqs = {seqs}"
+    return ""
+
+
+def _features(settings: FrozenMap, generation: Generation, length: int | None) -> str:
+    if generation.id == "H":
+        if settings["prefix_caching"]:
+            return "it switches prefix caching off, and would not say so"
+        if settings["speculative_config"] is not None:
+            return "it has no speculative decoding"
+    if settings["require_cached"] and generation.cache != "vllm":
+        return "require_cached: only generation 2 can be told to fail where a graph is not cached (VLLM_NEURON_ASSERT_CACHE_HIT)"
+    if settings["artifacts"] is not None:
+        if generation.major not in ("0", "1"):
+            return "artifacts: it keeps compiled graphs in its cache (compile_cache) and has no precompiled artifacts"
+        if settings["neuron_config"] or settings["buckets"]:
+            return (
+                "artifacts that are compiled already are loaded as they are, and neuron_config and buckets would be "
+                "ignored without a word: leave them out (what the artifacts have is read from them), or leave artifacts out"
+            )
+    if settings["block_size"] is not None and not settings["prefix_caching"] and generation.major in ("0", "1"):
+        return "block_size is max_model_len there unless prefix_caching is on, and would be ignored"
+    return ""
+
+
+def prompt_refused(settings: FrozenMap, generation: Generation, *, prompt: int, output: int, length: int | None) -> str:
+    """Why requests of `prompt` tokens and `output` more cannot be served; empty when they can."""
+    if length is not None and prompt + output > length:
+        return f"{prompt} tokens of input and {output} of output are beyond max_model_len = {length}"
+    prefill = edges_of(settings, generation, "prefill")
+    if prefill and generation.bucket_rule != "native" and prompt > prefill[-1]:
+        return f"{prompt} tokens of input are beyond the last prefill bucket, {prefill[-1]}"
+    return ""
