@@ -24,6 +24,7 @@ from neuronbench.commands import (
     models,
     overlay,
     plugins,
+    published,
     push,
     reap,
     ui,
@@ -83,6 +84,9 @@ def build(found: Plugins) -> typer.Typer:
     app.command("load", short_help="Measure a server that runs already, without pytest.")(load.load)
     app.command("calibrate", short_help="How far this host's own measurements are off.")(calibrate.calibrate)
     app.command("import", short_help="Make receipts of what another tool measured.")(import_.import_results)
+    app.command("published", short_help="What others published of this hardware, and what is odd about it.")(
+        published.published
+    )
     app.command("overlay", help=overlay.HELP, short_help="Lay the losses of two training runs over each other.")(
         overlay.overlay
     )
