@@ -12,6 +12,14 @@ serving = "/opt/aws_neuronx_venv_pytorch_inference_vllm"
 
 [deadlines]              # seconds
 boot = 1800
+
+[price]                  # of an hour of this machine; of a Capacity Block what all of it cost, and its hours
+kind = "capacity_block"  # on_demand, spot, capacity_block, reserved_effective
+block_usd = 53.64
+block_hours = 24
+region = "sa-east-1"
+date = "2026-08-05"
+source = "invoice"
 ```
 
 Every key can be given as an environment variable too: `NEURONBENCH_REPEATS=3`, `NEURONBENCH_DEADLINES_BOOT=1800`.
@@ -83,6 +91,8 @@ class Settings:
     deadlines: Deadlines = Deadlines()
     cache_dir: Path = Path()
     """Models that were fetched or converted, calibration."""
+    price: Mapping[str, str | float] = field(default_factory=dict)
+    """What an hour of this machine costs, by the user's word (see `neuronbench.costs`); empty when not told."""
 
     @property
     def receipts_dir(self) -> Path:
@@ -117,6 +127,9 @@ _FILE_KEYS = {
     "tokenizer": str,
     "cache_dir": str,
 }
+_PRICE_TEXTS = ("kind", "region", "date", "source")
+_PRICE_NUMBERS = ("usd_per_hour", "block_usd", "block_hours")
+_PRICE_KINDS = ("on_demand", "spot", "capacity_block", "reserved_effective")
 
 
 def find_root(start: Path) -> Path:
@@ -145,6 +158,7 @@ def load(
     stacks: dict[str, str] = {}
     sources: dict[str, str] = {}
     deadlines: dict[str, float] = {}
+    price: dict[str, Any] = {}
 
     path = root / CONFIG_FILE
     if path.is_file():
@@ -159,10 +173,12 @@ def load(
             elif key == "deadlines":
                 for name, value_s in _table(path, key, value).items():
                     deadlines[name] = seconds(f"{path}: deadlines.{name}", name, value_s)
+            elif key == "price":
+                price.update({name: (f"{path}: price.{name}", one) for name, one in _table(path, key, value).items()})
             elif key in _FILE_KEYS:
                 values[key] = _typed(f"{path}: {key}", value, _FILE_KEYS[key])
             else:
-                known = [*_FILE_KEYS, "stacks", "deadlines"]
+                known = [*_FILE_KEYS, "stacks", "deadlines", "price"]
                 raise ConfigError(f"{path}: unknown key {key!r}{closest(key, known)}; known: {', '.join(known)}")
 
     for key, wanted in _FILE_KEYS.items():
@@ -173,6 +189,11 @@ def load(
         text = environ.get(f"NEURONBENCH_DEADLINES_{f.name.upper()}")
         if text:
             deadlines[f.name] = seconds(f"NEURONBENCH_DEADLINES_{f.name.upper()}", f.name, text)
+
+    for name in (*_PRICE_TEXTS, *_PRICE_NUMBERS):
+        variable = f"NEURONBENCH_PRICE_{name.upper()}"
+        if text := environ.get(variable):
+            price[name] = (variable, text)
 
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
     for kind, where in given.pop("stacks", {}).items():
@@ -192,6 +213,7 @@ def load(
         or (root / "benchmarks" / "grids",),
         stacks=stacks,
         stack_sources=sources,
+        price=_price(price),
         deadlines=Deadlines(**deadlines),
         tokenizer=folder("tokenizer", root) if values.get("tokenizer") else None,
         **{k: v for k, v in values.items() if k not in ("data_root", "cache_dir", "grid_dirs", "tokenizer")},
@@ -217,6 +239,43 @@ def validate(settings: Settings) -> Settings:
     return settings
 
 
+def _price(told: Mapping[str, tuple[str, Any]]) -> dict[str, str | float]:
+    """The price that was told, complete: a figure without place, day and source cannot be quoted."""
+    if not told:
+        return {}
+    price: dict[str, str | float] = {}
+    for name, (where, value) in told.items():
+        if name in _PRICE_TEXTS:
+            price[name] = _typed(where, str(value) if name == "date" else value, str)  # TOML has dates of its own
+        elif name in _PRICE_NUMBERS:
+            price[name] = _above_zero(where, value)
+        else:
+            known = (*_PRICE_TEXTS, *_PRICE_NUMBERS)
+            raise ConfigError(f"{where}: unknown key{closest(name, known)}; known: {', '.join(known)}")
+    price.setdefault("kind", "capacity_block" if "block_usd" in price else "on_demand")
+    if price["kind"] not in _PRICE_KINDS:
+        raise ConfigError(f"price.kind: expected one of {', '.join(_PRICE_KINDS)}, found {price['kind']!r}")
+    block = [name for name in ("block_usd", "block_hours") if name in price]
+    if len(block) == 1:
+        raise ConfigError(f"price: {block[0]} needs the other of block_usd and block_hours")
+    if block:
+        price.setdefault("usd_per_hour", float(price["block_usd"]) / float(price["block_hours"]))
+    missing = [name for name in ("usd_per_hour", "region", "date", "source") if not price.get(name)]
+    if missing:
+        raise ConfigError(f"price: a price is told with where, when and by whom; missing: {', '.join(missing)}")
+    return price
+
+
+def _above_zero(where: str, value: Any, what: str = "a number") -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if isinstance(value, bool) or not 0 < number < float("inf"):
+        raise ConfigError(f"{where}: expected {what} above 0, found {value!r}")
+    return number
+
+
 def _table(path: Path, key: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: {key} is a table ([{key}]); found {value!r}")
@@ -239,10 +298,4 @@ def seconds(where: str, name: str, value: Any) -> float:
     known = [f.name for f in fields(Deadlines)]
     if name not in known:
         raise ConfigError(f"{where}: unknown deadline{closest(name, known)}; known: {', '.join(known)}")
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = -1.0
-    if isinstance(value, bool) or not 0 < number < float("inf"):
-        raise ConfigError(f"{where}: expected seconds above 0, found {value!r}")
-    return number
+    return _above_zero(where, value, "seconds")

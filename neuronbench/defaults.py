@@ -160,9 +160,9 @@ def register_sinks(register: Callable[[SinkInfo], None]) -> None:
 
 @hookimpl
 def finish_record(record: Record) -> list[Metric]:
-    from neuronbench import beside_published
+    from neuronbench import beside_published, costs
 
-    return beside_published.add(record)
+    return [*beside_published.add(record), *costs.of(record)]
 
 
 @hookimpl(trylast=True)

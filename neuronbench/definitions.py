@@ -68,6 +68,31 @@ DEFINITIONS: Final = _table(
     ("prefix_hit_rate", "share", "higher", "prefix cache hits / queries, from server counter deltas over the window"),
     ("kv_usage", "share", None, "share of the KV cache in use, mean over the window's samples"),
     ("queue_time", "ms", "lower", "mean time a request waited in the server's queue, from its counters"),
+    # what is computed in static shapes
+    (
+        "prefill_fill",
+        "share",
+        "higher",
+        "prompt tokens / prompt tokens computed, those padded to a compiled size included",
+    ),
+    (
+        "decode_fill",
+        "share",
+        "higher",
+        "sequences that decode / sequences of the compiled sizes that their steps ran in",
+    ),
+    (
+        "useful_compute",
+        "share",
+        "higher",
+        "tokens of use / token slots computed, of prompts and of decode steps together",
+    ),
+    (
+        "device_executions",
+        "executions",
+        None,
+        "compiled programs that the device ran in the window, by the server's count",
+    ),
     # the server's process tree
     ("server_cpu", "%", None, "CPU of the server's process tree; 100 % is one core"),
     ("server_rss", "MiB", "lower", "resident memory of the server's process tree"),
@@ -79,6 +104,7 @@ DEFINITIONS: Final = _table(
     ("boot_compile", "s", "lower", "compilation, memory profiling and cache set-up, by the server's own log"),
     ("boot_listen", "s", "lower", "engine ready → the health check answers"),
     ("boot_first_token", "s", "lower", "health check answers → first verified generation"),
+    ("boot_buckets", "s", "lower", "first verified generation → a request in each compiled size was answered"),
     ("compile_time", "s", "lower", "wall of producing an artifact, cold"),
     ("load_time", "s", "lower", "wall of loading an artifact"),
     ("export_time", "s", "lower", "wall of tracing a model to a graph, part of compile_time"),
@@ -177,6 +203,7 @@ DEFINITIONS: Final = _table(
     ("taught", "share", "higher", "prompts that were not trained on, answered in the form that training taught / all"),
     ("vs_base", "", None, "what the tuned model's server did / the same of the base model's in this session"),
     ("cost_per_1m_tokens", "USD", "lower", "hourly price / 3600 / rate × 1e6"),
+    ("cost_per_1m_inferences", "USD", "lower", "hourly price / 3600 / rate of items × 1e6"),
 )
 
 

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from neuronbench import costs
 from neuronbench.model import Environment, FrozenMap, Json, fingerprint
 from neuronbench.redaction import is_secret_name
 from neuronbench.redaction import redact as redact
@@ -93,6 +94,7 @@ def describe(
         facts.update(_stack_facts(backend, settings))
     else:
         facts.update({f"stack.{name}": version for name, version in stack_versions.items()})
+    facts.update(costs.price_facts(facts, settings.price))
     facts.update(environment_facts(environ))
     for name, value in plugin_facts.items():
         facts.setdefault(name, value)
