@@ -25,8 +25,10 @@ from neuronbench.commands import (
     overlay,
     plugins,
     published,
+    pull,
     push,
     reap,
+    report,
     ui,
     weights,
 )
@@ -43,7 +45,8 @@ A benchmark is a pytest file, and pytest runs it:
     pytest benchmarks -m "cpu and serving" --nb-grid full --nb-repeats 3
 
 Every result is a receipt below mlruns/receipts, and a run in MLflow. The commands here look after what is around that:
-is this machine fit to measure (doctor), what was measured (list), look at it (ui), send it on (push).
+is this machine fit to measure (doctor), what was measured (list), look at it (ui), send it on (push),
+fetch it (pull).
 """
 
 
@@ -76,6 +79,7 @@ def build(found: Plugins) -> typer.Typer:
     app.command("compare", short_help="Two sets of results: what changed, what did not, what cannot be said.")(
         compare.compare
     )
+    app.command("report", short_help="A page of HTML, or Markdown, of what was measured.")(report.report)
     app.command("history", short_help="Metrics over sessions, and where they jumped.")(history.history)
     app.command("plugins", short_help="What is installed, and what is left out and why.")(plugins.plugins)
     app.add_typer(models.app, name="models", short_help="The models that are known; fetch one.")
@@ -91,6 +95,7 @@ def build(found: Plugins) -> typer.Typer:
         overlay.overlay
     )
     app.command("push", short_help="Deliver receipts that MLflow does not have yet.")(push.push)
+    app.command("pull", short_help="Fetch receipts from MLflow or from a folder, the same bytes.")(pull.pull)
     app.command("ui", short_help="Look at the results in MLflow.")(ui.ui)
     app.command("reap", short_help="End what a killed run left running.")(reap.reap)
     added = typer.Typer()

@@ -92,7 +92,7 @@ def test_the_ui_serves_what_the_sink_wrote(served: Served) -> None:
     (run,) = json.loads(fetch(api + "/runs/search", query))["runs"]
     run_id = run["info"]["run_id"]
     listed = json.loads(fetch(f"{api}/artifacts/list?run_id={run_id}"))["files"]
-    assert {item["path"] for item in listed} == {"record.json", "requests.parquet", "figures"}
+    assert {item["path"] for item in listed} == {"record.json", "requests.parquet", "files.json", "figures"}
     record = json.loads(fetch(f"{served.url}/get-artifact?run_uuid={run_id}&path=record.json"))
     assert record["session"] == served.session
     picture = fetch(f"{served.url}/get-artifact?run_uuid={run_id}&path=figures/timeline.png")
@@ -125,7 +125,7 @@ def test_delivery_to_a_server(remote: Settings, reader: Callable[..., Reader], t
     run = mlflow.run(f"{session}/serving-closed_loop-c8--r1")
     assert run.info.status == "FINISHED"
     assert run.data.metrics["ttft/p50_ms"] == 58.0
-    assert mlflow.artifacts(run) == {"record.json", "requests.parquet", "figures"}
+    assert mlflow.artifacts(run) == {"record.json", "requests.parquet", "files.json", "figures"}
     assert json.loads(mlflow.download(run, "record.json", tmp_path / "d").read_text())["session"] == session
     assert len(mlflow.traces(run)) == 6
     assert {len(trace.data.spans) for trace in mlflow.traces(run)} <= {3, 4}

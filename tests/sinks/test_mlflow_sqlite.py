@@ -69,7 +69,7 @@ def test_a_point_becomes_a_child_run_with_the_numbers_of_its_receipt(
     assert "nb.incomplete" not in tags
     (dataset,) = run.inputs.dataset_inputs
     assert (dataset.dataset.name, dataset.dataset.digest) == ("synthetic", "0123456789abcdef")
-    assert mlflow.artifacts(run) == {"record.json", "requests.parquet", "figures"}
+    assert mlflow.artifacts(run) == {"record.json", "requests.parquet", "files.json", "figures"}
     assert mlflow.artifacts(run, "figures") == {"figures/latency_cdf.png", "figures/timeline.png"}
     assert json.loads(mlflow.download(run, "record.json", tmp_path / "d").read_text()) == record.to_json()
     assert pq.read_table(mlflow.download(run, "requests.parquet", tmp_path / "d")).num_rows == 60
@@ -81,7 +81,7 @@ def test_a_point_becomes_a_child_run_with_the_numbers_of_its_receipt(
     assert parent.info.start_time <= run.info.start_time
     assert (parent.data.metrics["session/ok"], parent.data.metrics["session/points"]) == (1, 1)
     assert "env.host.cpu_model" in parent.data.tags
-    assert mlflow.artifacts(parent) == {"environment.json", "report.md"}
+    assert mlflow.artifacts(parent) == {"environment.json", "report.md", "session.json"}
     (resource,) = mlflow.runs(nb_kind="resource")
     assert resource.data.metrics == {"boot_time/s": 23.5}
     assert resource.data.params["dtype"] == "bfloat16"
@@ -139,7 +139,7 @@ def test_failures_keep_their_numbers_and_say_why(
     assert run.info.status == "FAILED"
     assert run.data.metrics["ttft/p50_ms"] == 58.0
     assert (run.data.tags["nb.error.kind"], run.data.tags["nb.outcome"]) == ("server_died", "error")
-    assert mlflow.artifacts(run) == {"record.json", "error.txt", "logs"}
+    assert mlflow.artifacts(run) == {"record.json", "files.json", "error.txt", "logs"}
     assert "RuntimeError: out of | memory" in mlflow.download(run, "error.txt", tmp_path).read_text()
     assert mlflow.run(f"{session}/serving-closed_loop-c8--r2").info.status == "KILLED"
 
@@ -299,7 +299,7 @@ root, receipt, where = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 if where == "log":
     runs.log = die
 elif where == "artifacts":
-    runs.stage = die
+    runs.artifacts.send = die
 else:
     mlflow.MlflowClient.set_terminated = die
 MlflowSink(Settings(root=root, data_root=root / "mlruns", traces=6)).write(receipt)
@@ -326,7 +326,7 @@ def test_a_run_that_was_begun_by_a_killed_process_is_finished_not_doubled(
     assert run.info.status == "FINISHED"
     assert run.data.metrics["ttft/p50_ms"] == 58.0
     assert len(mlflow.client.get_metric_history(run.info.run_id, "ttft/p50_ms")) == 1
-    assert mlflow.artifacts(run) == {"record.json", "requests.parquet", "figures"}
+    assert mlflow.artifacts(run) == {"record.json", "requests.parquet", "files.json", "figures"}
     assert len(mlflow.traces(run)) == 6
     assert len(run.inputs.dataset_inputs) == 1
     assert len(mlflow.runs(nb_kind="session")) == 1

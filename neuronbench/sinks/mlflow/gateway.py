@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from neuronbench.model import slug
 from neuronbench.receipts import LockTimeout, locked
 from neuronbench.redaction import redact
+from neuronbench.sinks.mlflow import reasons
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from neuronbench.config import Settings
 
 LOCK_NAME: Final = ".mlflow.lock"
+KIND_TAG: Final = "mlflow.experimentKind"
+KIND: Final = "custom_model_development"
+"""Opens an experiment on its table of runs. Left to guess, the UI sees traces and opens the pages for chat agents."""
+GUESSED: Final = ("", "no_inferred_type", "genai_development_inferred", "custom_model_development_inferred")
+"""Kinds that nobody has chosen."""
 _CHATTY: Final = ("mlflow", "alembic")
 
 
@@ -46,12 +52,14 @@ class Patience:
     busy_s: float = 2.0
     """For SQLite to be free."""
     lock_s: float = 15.0
-    """For another process of this data root that is delivering."""
+    """For another process of this data root that is delivering; once, not for each receipt."""
+    rival_s: float = 5.0
+    """For a run that somebody else, on another host, has begun and not ended."""
 
 
 LIVE: Final = Patience()
 """While benchmarks run: a server that does not answer costs seconds once."""
-PUSH: Final = Patience(first_s=10, request_s=60, retries=2, busy_s=20.0, lock_s=120.0)
+PUSH: Final = Patience(first_s=10, request_s=60, retries=2, busy_s=20.0, lock_s=120.0, rival_s=30.0)
 """When somebody waits for the push."""
 
 
@@ -65,6 +73,8 @@ class Gateway:
         self.broken = ""
         """Why the breaker is open; empty while it is closed."""
         self._client: MlflowClient | None = None
+        self._held = ""
+        """Which lock was waited for in vain, in words: until it is free, nobody waits for it again."""
         self._experiments: dict[str, str] = {}
 
     # -- where it is --------------------------------------------------------------------------------------------------
@@ -108,20 +118,22 @@ class Gateway:
         if self.broken:
             raise Unavailable(self.broken)
         try:
+            lock_s = 0.0 if self._held else self.patience.lock_s
             with (
-                locked(
-                    self.settings.data_root / LOCK_NAME, timeout_s=self.patience.lock_s, purpose="writing to MLflow"
-                ),
+                locked(self.settings.data_root / LOCK_NAME, timeout_s=lock_s, purpose="writing to MLflow"),
                 mlflow_quiet(self._variables()),
             ):
-                yield self._connect()
+                client = self._connect()
+                self._held = ""
+                yield client
         except Unavailable:
             raise
         except LockTimeout as error:
-            raise Unavailable(str(error)) from error
+            self._held = self._held or str(error)
+            raise Unavailable(self._held) from error
         except Exception as error:
             reason = self.reason(error)
-            if self.unreachable(error):
+            if self.unreachable(error) or reasons.refused(self.uri, error) == 401:
                 self.broken = reason
             raise Unavailable(reason) from error
 
@@ -138,7 +150,11 @@ class Gateway:
     def _connect(self) -> MlflowClient:
         path = self.sqlite
         if path is not None:
-            self._check_free(path)
+            try:
+                self._check_free(path, 0.0 if self._held else self.patience.busy_s)
+            except sqlite3.OperationalError as error:
+                self._held = self._held or self.reason(error)
+                raise Unavailable(self._held) from error
         if self._client is not None:
             return self._client
         try:
@@ -164,49 +180,25 @@ class Gateway:
         os.environ.update(self._variables())  # inside mlflow_quiet: restored with the rest
         return client
 
-    def _check_free(self, path: Path) -> None:
+    def _check_free(self, path: Path, timeout_s: float) -> None:
         """Wait briefly for the write lock; MLflow itself would wait 20 s at every statement."""
         if path.is_file():
-            with _database(path, self.patience.busy_s) as database:
+            with _database(path, timeout_s) as database:
                 database.execute("BEGIN IMMEDIATE")
                 database.rollback()
 
     # -- failures -----------------------------------------------------------------------------------------------------
 
     def reason(self, error: BaseException) -> str:
-        """One line about a failure, fit to be kept: no secrets, no line breaks."""
-        text = " ".join(redact(str(error)).split())
-        if isinstance(error, sqlite3.OperationalError) and "locked" in text:
-            return f"{self.sqlite} is locked by another process (waited {self.patience.busy_s:g} s)"
-        if self.unreachable(error):
-            waited = self.patience.first_s if self._client is None else self.patience.request_s
-            for sign, meaning in (
-                ("refused", "nothing listens there (connection refused)"),
-                ("resol", "the name of the host cannot be resolved"),
-                ("unreachable", "there is no way to that network"),
-                ("imeout", f"no answer within {waited} s (timed out)"),
-                ("timed out", f"no answer within {waited} s (timed out)"),
-            ):
-                if sign in text:
-                    return f"MLflow at {redact(self.uri)}: {meaning}"
-        text = text if len(text) <= 300 else text[:297] + "..."
-        return f"MLflow at {redact(self.uri)}: {type(error).__name__}: {text}"
+        """One line about a failure, fit to be kept."""
+        waited = self.patience.first_s if self._client is None else self.patience.request_s
+        if isinstance(error, sqlite3.Error):
+            return reasons.reason(self.uri, error, waited_s=self.patience.busy_s, database=self.sqlite)
+        return reasons.reason(self.uri, error, waited_s=waited)
 
     def unreachable(self, error: BaseException | None) -> bool:
         """Whether the network is to blame: then each further try would wait in vain."""
-        if not self.uri.startswith(("http://", "https://")):
-            return False
-        seen: set[int] = set()
-        while error is not None and id(error) not in seen:
-            seen.add(id(error))
-            if isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.startswith(
-                ("requests.", "urllib3.")
-            ):
-                return True
-            if "failed with exception" in str(error) and "API request" in str(error):
-                return True
-            error = error.__cause__ or error.__context__
-        return False
+        return reasons.unreachable(self.uri, error)
 
     # -- experiments --------------------------------------------------------------------------------------------------
 
@@ -219,13 +211,16 @@ class Gateway:
         if found is None:
             location = None if self.served else artifacts_of(self.settings, lane)  # its default is ./mlruns
             try:
-                found = client.get_experiment(client.create_experiment(name, artifact_location=location))
+                made = client.create_experiment(name, artifact_location=location, tags={KIND_TAG: KIND})
+                found = client.get_experiment(made)
             except Exception:
                 found = client.get_experiment_by_name(name)  # another host was faster
                 if found is None:
                     raise
         if found.lifecycle_stage != "active":
             raise Unavailable(f"experiment {name!r} is deleted in MLflow; restore it there, then push")
+        if found.tags.get(KIND_TAG, "") in GUESSED:
+            client.set_experiment_tag(found.experiment_id, KIND_TAG, KIND)
         self._experiments[lane] = found.experiment_id
         return self._experiments[lane]
 

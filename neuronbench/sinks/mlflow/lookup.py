@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from neuronbench.model import slug
 from neuronbench.receipts import ReceiptStore
 from neuronbench.receipts.receipt import RECORD
+from neuronbench.sinks.mlflow import claims
 from neuronbench.sinks.mlflow.gateway import PUSH, Gateway, Unavailable
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from neuronbench.config import Settings
 
 _RUN: Final = re.compile(r"[0-9a-f]{32}")
-_PAGE: Final = 500
 
 
 def receipts(settings: Settings, asked: str, *, progress: Callable[[str], None] = lambda text: None) -> list[Path]:
@@ -51,36 +51,30 @@ def _runs(client: MlflowClient, asked: str) -> Iterator[Run]:
         tags = run.data.tags
         here = [run.info.experiment_id]
         if tags.get("nb.kind") == "session":
-            yield from _search(client, here, f"tags.`mlflow.parentRunId` = '{asked}' and tags.`nb.record` = 'point'")
+            yield from claims.every(
+                client, here, f"tags.`mlflow.parentRunId` = '{asked}' and tags.`nb.record` = 'point'"
+            )
         elif tags.get("nb.kind") == "summary":
-            wanted = {name: _quoted(tags.get(name, "")) for name in ("nb.session", "nb.point")}
+            wanted = {name: quoted(tags.get(name, "")) for name in ("nb.session", "nb.point")}
             told = " and ".join(f"tags.`{name}` = {value}" for name, value in wanted.items())
-            yield from _search(client, here, f"{told} and tags.`nb.kind` = 'point'")
+            yield from claims.every(client, here, f"{told} and tags.`nb.kind` = 'point'")
         else:
             yield run
         return
     ours = [e for e in client.search_experiments() if e.name.startswith("neuronbench/")]
     chosen = [e.experiment_id for e in ours if asked in (e.name, e.name.removeprefix("neuronbench/"), e.experiment_id)]
     if chosen:
-        yield from _search(client, chosen, "tags.`nb.kind` = 'point'")
+        yield from claims.every(client, chosen, "tags.`nb.kind` = 'point'")
     elif ours:
         everywhere = [e.experiment_id for e in ours]
-        yield from _search(client, everywhere, f"tags.`nb.session` = {_quoted(asked)} and tags.`nb.kind` = 'point'")
+        yield from claims.every(
+            client, everywhere, f"tags.`nb.session` = {quoted(asked)} and tags.`nb.kind` = 'point'"
+        )
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A literal of MLflow's filter language, which knows no escape: quotes are of no id of ours and are left out."""
     return "'" + text.replace("'", "") + "'"
-
-
-def _search(client: MlflowClient, experiments: list[str], query: str) -> Iterator[Run]:
-    token: str | None = None
-    while True:
-        page = client.search_runs(experiments, filter_string=query, max_results=_PAGE, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def _folder(client: MlflowClient, run: Run, settings: Settings, progress: Callable[[str], None]) -> Path | None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from neuronbench.model import Outcome, Record, Validity
 from neuronbench.receipts import Receipt, SessionManifest, may_be_alive
 from neuronbench.receipts.files import to_text
-from neuronbench.sinks.mlflow import mapping, notes
-from neuronbench.sinks.mlflow.runs import Writer, find, log
+from neuronbench.sinks.mlflow import claims, mapping, notes, sessions
+from neuronbench.sinks.mlflow.runs import Writer, log
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,6 +26,8 @@ def finish(client: MlflowClient, writer: Writer, session: str, lane: str, *, ove
     `over` says that the session has ended; else the parent ends only when the session's process is dead.
     """
     receipts = list(writer.store.iter(session, lane=lane, on_error=lambda error: None))
+    if not any(mapping.has_run(receipt.record) for receipt in receipts):
+        return
     for group in _groups(receipts):
         _summarise(client, writer, session, lane, group)
     _close_parent(client, writer, session, lane, receipts, over=over)
@@ -81,9 +83,6 @@ def _summarise(client: MlflowClient, writer: Writer, session: str, lane: str, gr
     experiment = writer.gateway.experiment(client, lane)
     name = f"{session}/{first.point.id or group[0].fingerprint}--summary-{group[0].fingerprint[:8]}"
     of = ", ".join(f"r{receipt.record.repeat}" for receipt in group)
-    found = find(client, experiment, "nb.receipt", name)
-    if found is not None and found.data.tags.get("nb.summary.of") == of and found.info.status != "RUNNING":
-        return
     records = [receipt.record for receipt in used]
     validity = next((v for v in (Validity.PROVISIONAL,) if any(r.validity is v for r in records)), Validity.VALID)
     if not used:
@@ -110,11 +109,17 @@ def _summarise(client: MlflowClient, writer: Writer, session: str, lane: str, gr
         word for word in mapping.marks(first) if word not in ("invalid", "provisional")
     ]
     title += f" ({', '.join(words)})" if words else ""
-    if found is None:
-        run_id = client.create_run(experiment, start_time=start_ms, run_name=title, tags=tags).info.run_id
-    else:
-        run_id = found.info.run_id
-        client.update_run(run_id, name=title)
+    run, ours = claims.claim(
+        client, experiment, "nb.receipt", name, wait_s=writer.gateway.patience.rival_s,
+        make=lambda: client.create_run(
+            experiment, start_time=start_ms, run_name=title, tags={**tags, **claims.writer_tag()}
+        ),
+    )  # fmt: skip
+    run_id = run.info.run_id
+    if not ours:
+        if run.data.tags.get("nb.summary.of") == of:
+            return
+        client.update_run(run_id, name=title)  # repeats have come since
         for tag, value in tags.items():
             client.set_tag(run_id, tag, value)
     metrics = summary_metrics(records) if records else {"repeats/n": 0.0}
@@ -158,10 +163,9 @@ def _close_parent(
     client: MlflowClient, writer: Writer, session: str, lane: str, receipts: Sequence[Receipt], *, over: bool
 ) -> None:
     records = [receipt.record for receipt in receipts]
-    if not any(mapping.has_run(record) for record in records):
-        return
     first = next((record for record in records if record.kind == "point" and mapping.has_run(record)), records[0])
-    run_id = writer.parent(client, session, lane, first)
+    writer.parent(client, session, lane, first)
+    run_id = writer.settle_parent(client, session, lane)
     manifest = writer.store.manifest(session) if writer.manifest(session) else None
     points = [record for record in records if record.kind == "point" and mapping.has_run(record)]
     metrics = {
@@ -191,12 +195,12 @@ def _close_parent(
     with tempfile.TemporaryDirectory(prefix="nb-mlflow-") as scratch:
         Path(scratch, "environment.json").write_text(to_text(facts), encoding="utf-8", errors="replace")
         Path(scratch, "report.md").write_text(report(session, records), encoding="utf-8", errors="replace")
+        sessions.stage(writer.store.root / session, receipts, Path(scratch))
         client.log_artifacts(run_id, scratch)
-    ended = over or bool(manifest and manifest.ended_at)
-    if ended or manifest is None:
-        client.set_terminated(run_id, "FINISHED", end_time=end_ms)
-    elif not may_be_alive(manifest.owner):
-        client.set_terminated(run_id, "KILLED", end_time=end_ms)
+    ended = over or manifest is None or bool(manifest.ended_at)
+    if ended or (manifest is not None and not may_be_alive(manifest.owner)):
+        status = sessions.status(records, ended=ended, exit_status=manifest.exit_status if manifest else None)
+        client.set_terminated(run_id, status, end_time=end_ms)
 
 
 def report(session: str, records: Sequence[Record]) -> str:
