@@ -80,6 +80,7 @@ def serve(
     before = outputs(endpoint, deadline_s=patience_s) if APIS[api].generates else None
     samplers = [*default_samplers(endpoint), *telemetry.samplers]
     samplers += session.plugins.telemetry_samplers(record.point, endpoint)
+    samplers += endpoint.samplers() if isinstance(endpoint, Witness) else []
     recorder = Recorder.start(samplers, opened.folder, session.spawn)
     try:
         driven: Drive = session.plugins.measuring(

@@ -1,10 +1,14 @@
-"""AWS Trainium and Inferentia for neuronbench: registers the backends `trn1`, `trn2` and `inf2`."""
+"""AWS Trainium and Inferentia for neuronbench: registers the backends `trn1`, `trn2` and `inf2`, and what runs on them.
+
+What does the work is imported on first use: this module costs a run on other hardware nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Any
 
-from neuronbench import BackendInfo, hookimpl
+from neuronbench import BackendInfo, Point, ProviderInfo, Record, Resource, Unsupported, hookimpl
 
 NEURONBENCH_API = "1"
 
@@ -21,3 +25,53 @@ def register_backends(register: Callable[[BackendInfo], None]) -> None:
         register(
             BackendInfo(name=name, title=title, family="neuron", target="neuronbench_neuron.backend:NeuronBackend")
         )
+
+
+@hookimpl
+def register_resources(register: Callable[[ProviderInfo], None]) -> None:
+    register(
+        ProviderInfo(
+            name="compiled_model/neuron",
+            kind="compiled_model",
+            families=("neuron",),
+            target="neuronbench_neuron.compiled.provider:NeuronCompiledProvider",
+        )
+    )
+    register(
+        ProviderInfo(
+            name="endpoint/vllm-neuron",
+            kind="endpoint",
+            families=("neuron",),
+            target="neuronbench_neuron.serving.endpoint:NeuronServingProvider",
+        )
+    )
+
+
+@hookimpl
+def configured(session: Any) -> None:
+    _sessions[:] = [session]
+
+
+@hookimpl
+def check_point(point: Point, backend: BackendInfo) -> Unsupported | None:
+    """Requests that no compiled size of the server holds are refused before it boots."""
+    if backend.family != "neuron" or not _sessions:
+        return None
+    from neuronbench_neuron.serving.hooks import check_point
+
+    return check_point(point, _sessions[0])
+
+
+@hookimpl(wrapper=True)
+def measuring(point: Point, resource: Resource | None, record: Record) -> Generator[None, Any, Any]:
+    """Whether a server on Neuron compiled anything under the load, its warm-up included."""
+    if resource is None or resource.spec.provider != "endpoint/vllm-neuron":
+        return (yield)
+    from neuronbench_neuron.serving.hooks import watched
+
+    with watched(resource, record):
+        return (yield)
+
+
+_sessions: list[Any] = []
+"""The session that is going on, for hooks that are not told of it."""

@@ -29,8 +29,8 @@ BARRIER_TIMEOUT_S: Final = 3600
 READY_TIMEOUT_S: Final = 600
 """vLLM's own limit for its engine to be ready, from 0.16 on."""
 _DROPPED: Final = (
-    "NEURON_CC_FLAGS", "NEURON_COMPILED_ARTIFACTS", "NEURON_COMPILE_CACHE_URL", "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS",
-    "NEURON_RT_INSPECT_ENABLE", "NEURON_RT_STOCHASTIC_ROUNDING_EN", "NEURON_RT_ALLOW_LEGACY_NEFF",
+    "NEURON_CC_FLAGS", "NEURON_COMPILED_ARTIFACTS", "NEURON_COMPILE_CACHE_URL", "NEURON_RT_INSPECT_ENABLE",
+    "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS", "NEURON_RT_STOCHASTIC_ROUNDING_EN", "NEURON_RT_ALLOW_LEGACY_NEFF",
     "NEURON_ON_DEVICE_SAMPLING_DISABLED", "DISABLE_NEURON_CUSTOM_SCHEDULER", "PROMETHEUS_MULTIPROC_DIR",
 )  # fmt: skip
 _DROPPED_PREFIXES: Final = ("VLLM_NEURON_", "NXD_", "NKI_", "XLA_")
@@ -110,7 +110,6 @@ def environment(
     places: Places,
     host: Host,
     *,
-    stack: Stack,
     boot_s: float,
 ) -> dict[str, str]:
     """What generation and point add to `base`, which is the stack's environment without what speaks of other cores.

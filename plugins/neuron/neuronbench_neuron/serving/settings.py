@@ -110,8 +110,9 @@ def _keys(settings: FrozenMap, generation: Generation, length: int | None) -> st
     for key in given:
         if key in generation.keys or key in settings["unchecked_keys"]:
             continue
-        if key.replace("-", "_") in generation.keys:
-            return f"neuron_config: {key!r} would be ignored without a word: keys have underscores, {key.replace('-', '_')!r}"
+        spelled = key.replace("-", "_")
+        if spelled in generation.keys:
+            return f"neuron_config: {key!r} would be ignored without a word: keys have underscores, {spelled!r}"
         return (
             f"neuron_config: {key!r} is no key of it{closest(key, sorted(generation.keys))}, and would be ignored "
             f"without a word; if you know better, name it in unchecked_keys"
@@ -171,8 +172,8 @@ def _beyond(settings: FrozenMap, generation: Generation, length: int | None) -> 
                 return f"the last {name} bucket, {edges[-1]}, is beyond max_model_len = {length}"
         if context and context[-1] < length:
             return (
-                f"max_model_len = {length} is beyond the last context bucket, {context[-1]}: longer requests would fail "
-                "while they are generated"
+                f"max_model_len = {length} is beyond the last context bucket, {context[-1]}: longer requests would "
+                "fail while they are generated"
             )
     if decode and decode[-1] > seqs:
         return f"the last decode bucket, {decode[-1]}, is beyond max_num_seqs = {seqs}"
@@ -186,14 +187,18 @@ def _features(settings: FrozenMap, generation: Generation, length: int | None) -
         if settings["speculative_config"] is not None:
             return "it has no speculative decoding"
     if settings["require_cached"] and generation.cache != "vllm":
-        return "require_cached: only generation 2 can be told to fail where a graph is not cached (VLLM_NEURON_ASSERT_CACHE_HIT)"
+        return (
+            "require_cached: only generation 2 can be told to fail where a graph is not cached "
+            "(VLLM_NEURON_ASSERT_CACHE_HIT)"
+        )
     if settings["artifacts"] is not None:
         if generation.major not in ("0", "1"):
             return "artifacts: it keeps compiled graphs in its cache (compile_cache) and has no precompiled artifacts"
         if settings["neuron_config"] or settings["buckets"]:
             return (
                 "artifacts that are compiled already are loaded as they are, and neuron_config and buckets would be "
-                "ignored without a word: leave them out (what the artifacts have is read from them), or leave artifacts out"
+                "ignored without a word: leave them out (what the artifacts have is read from them), or leave out "
+                "artifacts"
             )
     if settings["block_size"] is not None and not settings["prefix_caching"] and generation.major in ("0", "1"):
         return "block_size is max_model_len there unless prefix_caching is on, and would be ignored"
