@@ -57,6 +57,8 @@ class Rule:
     """Looks like a failure and is none."""
     fallback: bool = False
     """Tells of an end without its reason; counts only when nothing else explains it."""
+    fatal: bool = False
+    """The host is of no use any more, such as a device that hangs: the session is to end."""
 
     def __post_init__(self) -> None:
         for name in ("pattern", "context"):
@@ -247,7 +249,7 @@ def classify(
     rules = _Rules((*extra_rules, *general_rules()), phase)
     traceback = "\n".join(_first_traceback(lines))
 
-    def failure(kind: str, cause: str, remedy: str, line: str = "") -> Failure:
+    def failure(kind: str, cause: str, remedy: str, line: str = "", *, fatal: bool = False) -> Failure:
         return Failure(
             kind=kind,
             phase=phase,
@@ -258,18 +260,22 @@ def classify(
             log=log_name,
             exit_status=exit_status,
             traceback=redact(traceback),
+            fatal=fatal,
         )
 
     loud = rules.earliest(lines, quiet=False)
     if exit_status is not None and _signal_name(exit_status) in _FROM_OUTSIDE:
-        # A process that someone ended did not die of an exception it had logged and survived. Memory is the exception.
+        # A process that someone ended did not die of an exception it had logged and survived. Memory is the exception,
+        # and so is a device that hangs: whoever waits for it has to be killed.
+        if loud and loud[0].fatal:
+            return failure(loud[0].kind, loud[0].cause, loud[0].remedy, loud[1].text, fatal=True)
         if loud and loud[0].kind == "host_oom":
             return failure("host_oom", loud[0].cause, loud[0].remedy, loud[1].text)
         if oom_killed and _signal_name(exit_status) == "SIGKILL":
             return failure("host_oom", *_OOM_KILLED)
         return failure(*_from_exit(exit_status))
     if loud:
-        return failure(loud[0].kind, loud[0].cause, loud[0].remedy, loud[1].text)
+        return failure(loud[0].kind, loud[0].cause, loud[0].remedy, loud[1].text, fatal=loud[0].fatal)
     for line in _exception_lines(lines):
         if not line.quiet and not rules.is_noise(line):
             return failure(UNCLASSIFIED, "no rule knows this exception", "Read the log from this line on.", line.text)

@@ -334,6 +334,8 @@ class Failure:
     """The log the causal line stands in, relative to the receipt."""
     exit_status: int | None = None
     traceback: str = ""
+    fatal: bool = False
+    """Nothing can be measured on this host any more: the session ends here, the rest of its points are not run."""
 
 
 @dataclass(frozen=True, kw_only=True)

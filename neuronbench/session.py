@@ -65,6 +65,8 @@ class Session:
         self._older_evidence: dict[str, Evidence | None] = {}
         self.host_floor = ""
         """Receipt id of the record that says what this host can do at best, once the session has one."""
+        self.stopped = ""
+        """Why no more points are run: a failure that makes the host useless. Empty while they are."""
         self._closed = False
 
     # -- receipts -----------------------------------------------------------------------------------------------------
@@ -117,6 +119,11 @@ class Session:
         outcome = record.outcome or outcome
         self.records.append(record)
         self.receipts[record.receipt_id] = receipt
+        if record.error is not None and record.error.fatal and not self.stopped:
+            self.stopped = (
+                f"not run: {record.error.kind} ended the session at {record.receipt_name}: "
+                f"{record.error.causal_line or record.error.message}"
+            )
         if outcome not in (Outcome.SKIPPED, Outcome.CACHED):
             self._forward(record, receipt)
         self.plugins.point_recorded(record, str(receipt))

@@ -66,6 +66,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     opened = item.stash[OPEN] = session.open_record(
         point, repeat=item.stash[REPEAT], provenance=session.provenance(point.backend)
     )
+    if session.stopped:
+        item.add_marker(pytest.mark.skip(reason=session.stopped))
     try:
         return (yield)
     except BaseException as error:

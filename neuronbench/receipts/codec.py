@@ -244,6 +244,7 @@ def _failure(f: Fields) -> Failure:
         log=f.text("log", ""),
         exit_status=f.whole_or_none("exit_status"),
         traceback=f.text("traceback", ""),
+        fatal=f.data.get("fatal") is True,
     )
 
 
