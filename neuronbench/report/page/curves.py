@@ -1,0 +1,355 @@
+"""What a lane's points say together: latency over throughput, its knee, and the frontier between users and cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from neuronbench.model import Provenance, canonical_json
+from neuronbench.report.page.figure import SYMBOLS, Cell, Figure, Panel, Table, Text, Trace
+from neuronbench.report.page.gather import Content, cores_of
+from neuronbench.report.page.lanes import name_of, value_cell
+from neuronbench.report.page.rows import Row, Standing, benchmark_of, median_reading, varying
+from neuronbench.training.curves import bounded
+
+LOADS: Final = ("concurrency", "rate", "request_rate", "workers", "batch_size")
+"""Parameters that a curve goes along, the first that varies."""
+SERIES: Final = 8
+POINTS: Final = 200
+KNEE_NEEDS: Final = 3
+SHOWN: Final = (
+    Standing.VALID, Standing.PROVISIONAL, Standing.IMPORTED, Standing.SIMULATED, Standing.INVALID,
+)  # fmt: skip
+KNEE: Final = (
+    "Knee: the load at which throughput / median latency is largest (Kleinrock's power, 1979); beside it the load with "
+    "the most good requests a second, where limits were set. Valid points of one environment, three loads at least."
+)
+PARETO: Final = (
+    "tok/s a user sees: 1000 / TPOT p50. tok/s a core: output tok/s / cores of the resource. A point is on the "
+    "frontier when no valid point is better in both."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Which metrics make a curve."""
+
+    x: str
+    x_label: str
+    y: Sequence[tuple[str, Sequence[str]]]
+    """Label of a panel → metric keys: the first is drawn solid, the others dashed."""
+    latency: Sequence[str]
+    """For the knee: the first that is there."""
+
+
+SHAPES: Final = (
+    Shape(
+        x="output_throughput_tok_s",
+        x_label="output tok/s",
+        y=(("TTFT ms", ("ttft_p50_ms", "ttft_p99_ms")), ("TPOT p50 ms", ("tpot_p50_ms",))),
+        latency=("e2e_p50_ms", "ttft_p50_ms"),
+    ),
+    Shape(
+        x="throughput_items_s",
+        x_label="items/s",
+        y=(("latency ms", ("latency_p50_ms", "latency_p99_ms")),),
+        latency=("latency_p50_ms",),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Points that differ in their load only, by rising load."""
+
+    name: str
+    axis: str
+    rows: Sequence[Row]
+
+
+def series_of(rows: Sequence[Row], shape: Shape) -> list[Series]:
+    """Points with the metrics of `shape`, by all they share but the load; those with the most points first."""
+    fit = [
+        row
+        for row in rows
+        if row.standing in SHOWN
+        and row.value(shape.x) is not None
+        and any(row.value(key) is not None for _, keys in shape.y for key in keys)
+    ]
+    groups: dict[tuple[str, str, str, str, str, str], list[Row]] = {}
+    axes: dict[tuple[str, str, str, str, str, str], str] = {}
+    for row in fit:
+        axis = next((name for name in LOADS if name in row.point.axes), "") or next(
+            (name for name in LOADS if name in row.point.params), ""
+        )
+        rest = {name: value for name, value in row.point.params.items() if name != axis}
+        provenance = row.readings[0].provenance.value
+        key = (row.point.benchmark, row.point.backend, row.environment, provenance, axis, canonical_json(rest))
+        groups.setdefault(key, []).append(row)
+        axes[key] = axis
+    differing = varying([members[0] for members in groups.values()])
+    several = len({row.environment for row in fit}) > 1
+    found = []
+    for key, members in groups.items():
+        axis = axes[key]
+        members.sort(key=lambda row: _load(row, axis))
+        name = _name(members[0], [each for each in differing if each != axis], several)
+        found.append(Series(name=name, axis=axis, rows=members))
+    return sorted(found, key=lambda one: -len(one.rows))
+
+
+def _load(row: Row, axis: str) -> float:
+    value = row.point.params.get(axis)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+
+
+def _name(row: Row, differing: Sequence[str], several: bool) -> str:
+    """Benchmark, backend, and what else tells a series from the others."""
+    params = [f"{name} {row.point.params[name]}" for name in differing if name in row.point.params]
+    environment = [f"env {row.environment[:6]}"] if several else []
+    provenance = row.readings[0].provenance
+    marks = [] if provenance is Provenance.MEASURED else [f"({provenance.value})"]
+    return " ".join([benchmark_of(row.point), row.point.backend, *params[:4], *environment, *marks])
+
+
+def load_curve(lane: str, rows: Sequence[Row], content: Content) -> list[Figure | Table | Text]:
+    """Latency over throughput, a line for each series, and the knees; nothing where no point has both."""
+    for shape in SHAPES:
+        many = series_of(rows, shape)
+        if many:
+            return [_curve(lane, many, shape, content), *_knees(many, shape, content)]
+    return []
+
+
+def _curve(lane: str, many: Sequence[Series], shape: Shape, content: Content) -> Figure:
+    shown, notes, marks = many[:SERIES], [], dict[str, None]()
+    if len(many) > SERIES:
+        notes.append(f"{SERIES} of {len(many)} series are drawn: those with the most loads.")
+    panels = []
+    for label, keys in shape.y:
+        traces = []
+        for colour, one in enumerate(shown):
+            for number, key in enumerate(keys):
+                kept, thinned = _thinned([row for row in one.rows if row.value(key) is not None])
+                if thinned and number == 0:
+                    notes.append(f"{one.name}: {len(kept)} of {thinned} points are drawn.")
+                traces += _traces(one, kept, shape.x, key, colour, dashed=number > 0, content=content)
+                marks.update(dict.fromkeys(mark for row in kept for mark in row.marks))
+        panels.append(Panel(traces=traces, y=label, from_zero=True))
+    axes = ", ".join(dict.fromkeys(one.axis for one in shown if one.axis))
+    if axes:
+        notes.insert(0, f"Along a line {axes} rises. Solid: p50, dashed: p99." if len(shape.y[0][1]) > 1 else "")
+    notes += _legend(marks)
+    return Figure(
+        title=f"{lane}: latency over throughput",
+        x=shape.x_label,
+        panels=panels,
+        notes=[note for note in dict.fromkeys(notes) if note],
+        marks=list(marks),
+    )
+
+
+def _thinned(rows: Sequence[Row]) -> tuple[list[Row], int]:
+    if len(rows) <= POINTS:
+        return list(rows), 0
+    return [rows[index] for index in bounded(len(rows), POINTS)], len(rows)
+
+
+def _traces(
+    one: Series, rows: Sequence[Row], x: str, y: str, colour: int, *, dashed: bool, content: Content
+) -> list[Trace]:
+    """A line through all loads, and over it points that look like their standing."""
+    if not rows:
+        return []
+    name = one.name
+    line = Trace(
+        name=name if not dashed else f"{name} p99",
+        group=name,
+        x=[row.value(x) or 0.0 for row in rows],
+        y=[row.value(y) for row in rows],
+        mode="lines",
+        colour=colour,
+        dashed=dashed,
+    )
+    found = [line]
+    for mark in dict.fromkeys(row.mark for row in rows):
+        members = [row for row in rows if row.mark == mark]
+        found.append(points(name, members, (lambda row: row.value(x)), (lambda row: row.value(y)), y, colour, content))
+    return found
+
+
+def points(
+    name: str,
+    rows: Sequence[Row],
+    x: Callable[[Row], float | None],
+    y: Callable[[Row], float | None],
+    key: str,
+    colour: int,
+    content: Content,
+) -> Trace:
+    """Points of one standing, with what they are and their receipts; least and most of repeats as bars."""
+    ends = [row.get(key) for row in rows]
+    return Trace(
+        name=f"_{name}",
+        group=name,
+        x=[x(row) or 0.0 for row in rows],
+        y=[y(row) for row in rows],
+        mode="markers",
+        colour=colour,
+        symbol=SYMBOLS.get(rows[0].mark, "cross"),
+        texts=[_told(row, key) for row in rows],
+        links=[content.source.link(median_reading(row, [key])) for row in rows],
+        low=[None if end is None else end.least for end in ends],
+        high=[None if end is None else end.most for end in ends],
+    )
+
+
+def _told(row: Row, key: str) -> str:
+    repeats = len(row.readings)
+    marks = f" ({', '.join(row.marks)})" if row.marks else ""
+    return f"{benchmark_of(row.point)} {name_of(row)}{marks}: {key}" + (f", {repeats} repeats" if repeats > 1 else "")
+
+
+def _legend(marks: Sequence[str] | dict[str, None]) -> list[str]:
+    words = {"open": "hollow circles", "square": "squares", "diamond": "diamonds", "cross": "crosses"}
+    told = [f"{words[SYMBOLS[mark]]}: {mark}" for mark in marks if mark in SYMBOLS]
+    return [f"Not a headline: {', '.join(told)}."] if told else []
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# knee
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knee:
+    """Where a series turns."""
+
+    row: Row
+    key: str
+    """Of the latency it was found with."""
+    at_end: str
+    """Empty when loads on both sides of it were measured; else on which side none was."""
+
+
+def knee(one: Series, shape: Shape) -> Knee | str:
+    """The load of largest throughput / median latency among valid points, or why there is none."""
+    key = next((key for key in shape.latency if any(row.value(key) for row in one.rows)), "")
+    rows = [row for row in one.rows if row.standing is Standing.VALID and row.value(key) and row.value(shape.x)]
+    if len(rows) < KNEE_NEEDS or not one.axis:
+        return f"no knee: {len(rows)} valid loads, {KNEE_NEEDS} needed"
+    power = [(row.value(shape.x) or 0.0) / (row.value(key) or 1.0) for row in rows]
+    best = power.index(max(power))
+    side = "below" if best == 0 else "above" if best == len(rows) - 1 else ""
+    return Knee(row=rows[best], key=key, at_end=side)
+
+
+def _knees(many: Sequence[Series], shape: Shape, content: Content) -> list[Table | Text]:
+    rows: list[list[Cell | str]] = []
+    missing: list[str] = []
+    for one in many[:SERIES]:
+        if len(one.rows) < 2:
+            continue
+        found = knee(one, shape)
+        best = max(
+            (r for r in one.rows if r.standing is Standing.VALID and r.value("goodput_req_s")),
+            key=lambda r: r.value("goodput_req_s") or 0.0,
+            default=None,
+        )
+        if isinstance(found, str):
+            missing.append(f"{one.name}: {found}")
+            continue
+        told = "between loads that were measured" if not found.at_end else f"no load {found.at_end} it was measured"
+        rows.append(
+            [
+                one.name,
+                Cell(text=f"{one.axis} {found.row.point.params.get(one.axis)}"),
+                value_cell(found.row, shape.x, content),
+                value_cell(found.row, found.key, content),
+                Cell(text=told, tone="warn" if found.at_end else ""),
+                Cell(text="–", tone="faint") if best is None else value_cell(best, "goodput_req_s", content),
+                "–" if best is None else f"{one.axis} {best.point.params.get(one.axis)}",
+            ]
+        )
+    notes = [KNEE, *missing]
+    if not rows:
+        return [Text(lines=missing, bullet=True)] if missing else []
+    columns = ["series", "knee at", shape.x_label, "median latency ms", "bracketed", "most good req/s", "at"]
+    return [Table(title="Knee", columns=columns, rows=rows, right=frozenset({2, 3, 5}), notes=notes)]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# users against cores
+
+
+def user_rate(row: Row) -> float | None:
+    """Tokens per second that one user sees: 1000 / TPOT p50 (ms)."""
+    tpot = row.value("tpot_p50_ms")
+    return None if not tpot else 1e3 / tpot
+
+
+def pareto(lane: str, rows: Sequence[Row], content: Content) -> list[Figure | Text]:
+    """tok/s per user against tok/s per core, with the frontier of the valid points; nothing without such points."""
+    fit = [row for row in rows if row.standing in SHOWN and user_rate(row) and row.value("output_throughput_tok_s")]
+    if not fit:
+        return []
+    known: dict[tuple[str, str], tuple[float, str] | None] = {}
+    for row in fit:
+        key = _hardware(row)
+        if key not in known:
+            record = content.source.record(row.readings[0])
+            known[key] = None if record is None else cores_of(record)
+    told = [row for row in fit if known[_hardware(row)] is not None]
+    without = len(fit) - len(told)
+    notes = [PARETO]
+    if without:
+        notes.append(f"{without} points are left out: nothing says how many cores they had.")
+    if not told:
+        return [Text(lines=[f"{lane}: no frontier of tok/s per user and per core. {notes[-1]}"])]
+
+    def per_core(row: Row) -> float | None:
+        cores, rate = known[_hardware(row)], row.value("output_throughput_tok_s")
+        return None if cores is None or rate is None else rate / cores[0]
+
+    notes.append("cores: " + ", ".join(sorted({f"{c[0]:g} ({c[1]})" for c in known.values() if c is not None})))
+    valid = [row for row in told if row.standing is Standing.VALID]
+    best = frontier([(per_core(row) or 0.0, user_rate(row) or 0.0) for row in valid])
+    traces = []
+    if best:
+        traces.append(Trace(name="frontier", x=[x for x, _ in best], y=[y for _, y in best], colour="ink", dashed=True))
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in told:
+        groups.setdefault((f"{benchmark_of(row.point)} {row.point.backend}", row.mark), []).append(row)
+    names = list(dict.fromkeys(name for name, _ in groups))
+    for (name, _), members in groups.items():
+        kept, thinned = _thinned(members)
+        if thinned:
+            notes.append(f"{name}: {len(kept)} of {thinned} points are drawn.")
+        traces.append(points(name, kept, per_core, user_rate, "", names.index(name), content))
+    marks = list(dict.fromkeys(mark for row in told for mark in row.marks))
+    panel = Panel(traces=traces, y="tok/s per user", from_zero=True)
+    return [
+        Figure(
+            title=f"{lane}: tok/s per user against tok/s per core",
+            x="tok/s per core",
+            panels=[panel],
+            notes=[*notes, *_legend(marks)],
+            marks=marks,
+        )
+    ]
+
+
+def _hardware(row: Row) -> tuple[str, str]:
+    """Points that have the same cores: environment and all that was asked of the resource."""
+    return row.environment, canonical_json(
+        {name: value for name, value in row.readings[0].protocol.fields.items() if name.startswith("resource.")}
+    )
+
+
+def frontier(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of points those that none exceeds in one coordinate without losing in the other, by rising x."""
+    found: list[tuple[float, float]] = []
+    for place in sorted(set(places), key=lambda place: (-place[0], -place[1])):
+        if not found or place[1] > found[-1][1]:
+            found.append(place)
+    return found[::-1]

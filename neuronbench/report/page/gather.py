@@ -1,0 +1,190 @@
+"""The receipts of a report: readings of all of them, and the whole records of the few that are looked at closely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from neuronbench.compare.reading import Keep, Reading
+from neuronbench.model import Json, Record, RecordKind
+from neuronbench.receipts import ReceiptError, ReceiptStore
+from neuronbench.receipts.receipt import RECORD
+from neuronbench.report.page.rows import Row, link
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from neuronbench.receipts import Receipt
+
+BOUNDS: Final = 2_000
+"""Receipts that are opened again for the bounds of their metrics."""
+
+FIGURES: Final = frozenset(
+    {
+        "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "e2e_p50_ms", "output_throughput_tok_s",
+        "request_throughput_req_s", "in_flight_requests", "goodput_req_s", "attainment_share", "achieved_rate_req_s",
+        "max_rate_under_slo_req_s", "latency_p50_ms", "latency_p99_ms", "throughput_items_s",
+        "total_token_throughput_tok_s", "train_throughput_tok_s", "mfu_pct", "memory_bandwidth_max_GB_s",
+        "matmul_rate_max_GFLOP_s",
+    }
+)  # fmt: skip
+"""Metrics that figures and derived tables need beside a lane's headline."""
+_PREFIXES: Final = ("cost_", "measured_over_published", "agreement_", "accuracy_ratio")
+
+
+def keeper(headline: Callable[[str], Sequence[str]]) -> Keep:
+    """Which metrics a report reads of a record: the lane's headline and what figures need; all where it has none."""
+
+    def keep(kind: RecordKind, lane: str, keys: Collection[str]) -> Iterable[str]:
+        if kind != "point":
+            return keys
+        wanted = set(headline(lane))
+        if not wanted.intersection(keys):
+            return keys
+        return [key for key in keys if key in wanted or key in FIGURES or key.startswith(_PREFIXES)]
+
+    return keep
+
+
+@dataclass(kw_only=True)
+class Source:
+    """Where numbers come from, and how a page refers to them. What cannot be read is told in `problems`."""
+
+    store: ReceiptStore
+    base: Path
+    """Folder that the report is written to: links are relative to it."""
+    problems: list[str] = field(default_factory=list)
+    progress: Callable[[str], None] = lambda text: None
+    _receipts: dict[Path, Receipt | None] = field(default_factory=dict)
+    _documents: dict[Path, Mapping[str, Any]] = field(default_factory=dict)
+
+    def link(self, reading: Reading, file: str = RECORD) -> str:
+        return link(reading.path, self.base, file)
+
+    def receipt(self, reading: Reading) -> Receipt | None:
+        """The whole receipt; None, and a line in `problems`, when it cannot be read."""
+        if reading.path not in self._receipts:
+            try:
+                self._receipts[reading.path] = self.store.read(reading.path.absolute())
+            except ReceiptError as error:
+                self._receipts[reading.path] = None
+                self._complain(error)
+        return self._receipts[reading.path]
+
+    def record(self, reading: Reading) -> Record | None:
+        found = self.receipt(reading)
+        return None if found is None else found.record
+
+    def table(self, reading: Reading, name: str, columns: Sequence[str] | None = None) -> pyarrow.Table | None:
+        """A table beside the record; None where there is none, and a line in `problems` where it is damaged."""
+        receipt = self.receipt(reading)
+        if receipt is None or name not in receipt.record.tables:
+            return None
+        try:
+            return receipt.table(name, columns)
+        except ReceiptError as error:
+            self._complain(error)
+            return None
+
+    def bounds(self, reading: Reading, key: str) -> tuple[float | None, float | None]:
+        """Bounds of a metric within its repeat, which readings do not keep."""
+        metric = self._document(reading).get("metrics", {}).get(key)
+        if not isinstance(metric, Mapping):
+            return None, None
+        low, high = metric.get("low"), metric.get("high")
+        return (
+            float(low) if isinstance(low, (int, float)) else None,
+            float(high) if isinstance(high, (int, float)) else None,
+        )
+
+    def _document(self, reading: Reading) -> Mapping[str, Any]:
+        """The JSON of a receipt that a reader has checked before, for as many as are affordable."""
+        found = self._documents.get(reading.path)
+        if found is None:
+            if len(self._documents) >= BOUNDS:
+                return {}
+            import orjson
+
+            try:
+                loaded = orjson.loads((reading.path / RECORD).read_bytes())
+            except (OSError, ValueError):
+                loaded = {}
+            found = self._documents[reading.path] = loaded if isinstance(loaded, dict) else {}
+        return found
+
+    def _complain(self, error: ReceiptError) -> None:
+        if str(error) not in self.problems:
+            self.problems.append(str(error))
+
+
+def cores_of(record: Record) -> tuple[float, str] | None:
+    """Cores that a record's resource had, and by what it is known; None where nothing says it."""
+    if record.resource is not None:
+        spec, facts = record.resource.spec, record.resource.facts
+        for where, told in (("facts", facts), ("spec", spec)):
+            for name in ("cores", "cores_used", "neuroncores"):
+                if _is_count(told.get(name)):
+                    return float(told[name]), f"resource.{where}.{name}"
+        degree = spec.get("tensor_parallel_size") or _in(spec.get("engine_args"), "tensor_parallel_size", "tp_degree")
+        if _is_count(degree):
+            copies = spec.get("data_parallel_size") or _in(spec.get("engine_args"), "data_parallel_size")
+            return float(degree) * (float(copies) if _is_count(copies) else 1.0), "tensor parallel degree"
+        workers = max((int(loop.get("workers") or 0) for loop in _loops(record)), default=0)
+        if workers and record.point.backend != "cpu":
+            return float(workers), "workers"
+    facts = record.environment.facts
+    for name in ("backend.cores", "neuron.cores", "host.cores"):
+        if _is_count(facts.get(name)):
+            return float(facts[name]), f"all {name}"
+    return None
+
+
+def _loops(record: Record) -> list[Mapping[str, Json]]:
+    loops = record.workload.get("loops")
+    return [loop for loop in loops if isinstance(loop, Mapping)] if isinstance(loops, list) else []
+
+
+def _in(value: Json, *names: str) -> Json:
+    if not isinstance(value, Mapping):
+        return None
+    return next((value[name] for name in names if value.get(name) is not None), None)
+
+
+def _is_count(value: Json) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
+def instance_of(record: Record) -> str:
+    """The type of instance it was measured on; empty when nothing says it."""
+    facts = record.environment.facts
+    found = facts.get("backend.instance_type") or facts.get("neuron.instance_type") or record.point.get("instance_type")
+    return str(found or "")
+
+
+@dataclass(kw_only=True)
+class Content:
+    """All that a report is made from."""
+
+    label: str
+    """What was asked for, as typed."""
+    rows: Sequence[Row]
+    """Of points."""
+    boots: Sequence[Reading]
+    """Records of boots and compilations."""
+    source: Source
+    headline: Callable[[str], Sequence[str]]
+    """Lane → metric keys."""
+    titles: Callable[[str], str] = lambda lane: ""
+    command: str = ""
+    """What made the report, to make it again."""
+    created: str = ""
+    """UTC, ISO 8601."""
+    version: str = ""
+    left_out: Sequence[str] = ()
+    """Receipts that could not be read."""
+
+    @property
+    def readings(self) -> list[Reading]:
+        return [reading for row in self.rows for reading in row.readings]

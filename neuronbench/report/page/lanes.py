@@ -1,0 +1,221 @@
+"""Tables of a lane: the headline of what may be quoted, and everything else in places of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from neuronbench.compare.reading import Reading
+from neuronbench.model import Gate, Metric
+from neuronbench.report import tables
+from neuronbench.report.page.figure import Cell, Table, Text, Tone
+from neuronbench.report.page.gather import Content
+from neuronbench.report.page.rows import Row, Standing, Summary, benchmark_of, median_reading, order
+
+ROWS: Final = 500
+"""Of one table at most: a phone has to scroll through them."""
+COLUMNS: Final = 8
+"""Metrics of a lane that names no headline."""
+LINKS: Final = 6
+"""Repeats that are linked one by one."""
+_TITLES: Final = {
+    Standing.VALID: "",
+    Standing.PROVISIONAL: "Provisional: not to be quoted until the named gates are settled",
+    Standing.INVALID: "Invalid: a gate has failed, the numbers say nothing",
+    Standing.IMPORTED: "Imported: measured by others, by other rules",
+    Standing.SIMULATED: "Simulated: not this hardware",
+}
+
+
+def tables_of(lane: str, rows: Sequence[Row], content: Content, environments: Mapping[str, str]) -> list[Table | Text]:
+    """The headline first; then provisional, invalid, imported, simulated, each with its gates."""
+    found: list[Table | Text] = []
+    for standing, title in _TITLES.items():
+        members = order([row for row in rows if row.standing is standing])
+        if not members and standing is not Standing.VALID:
+            continue
+        if not members:
+            found.append(Text(lines=["No valid record of this lane: there is no number to quote."]))
+            continue
+        found.append(_table(title or "Headline", standing, members, content, environments, lane))
+        gates = _gate_lines(members, content)
+        if gates and standing is not Standing.VALID:
+            found.append(Text(lines=gates, bullet=True))
+    return found
+
+
+def keys_of(rows: Sequence[Row], headline: Sequence[str]) -> list[str]:
+    """Metrics that are shown: of the headline those that any record has; else the first that have a value."""
+    readings = [reading for row in rows for reading in row.readings]
+    there: dict[str, None] = {}
+    shapes: set[tuple[str, ...]] = set()
+    for reading in readings:
+        if (shape := tuple(reading.values)) not in shapes:
+            shapes.add(shape)
+            there.update(dict.fromkeys(shape))
+    wanted = [key for key in (*headline, *tables.ACCURACY) if key in there]
+    with_value = {key for key in wanted if any(_has(reading, key) for reading in readings)}
+    if with_value:
+        return [key for key in wanted if key in with_value or key in headline]
+    valued = [key for key in there if any(_has(reading, key) for reading in readings)]
+    return valued[:COLUMNS] or list(there)[:COLUMNS]
+
+
+def _has(reading: Reading, key: str) -> bool:
+    return key in reading.values and reading.values[key].value is not None
+
+
+def name_of(row: Row) -> str:
+    """A point without what its columns say already."""
+    stem = f"{row.point.lane}.{benchmark_of(row.point)}-{row.point.backend}"
+    return row.point.id.removeprefix(stem).lstrip("-") or row.point.id or "–"
+
+
+def _table(
+    title: str, standing: Standing, rows: Sequence[Row], content: Content, environments: Mapping[str, str], lane: str
+) -> Table:
+    keys = keys_of(rows, content.headline(lane))
+    several = len({row.environment for row in rows}) > 1
+    gated = any(row.gates for row in rows) and standing is not Standing.VALID
+    columns = ["benchmark", "backend", "point", *(["env"] if several else []), "result", "repeats", "n"]
+    first = len(columns)
+    columns += [_heading(rows, key) for key in keys]
+    columns += [*(["gates"] if gated else []), "receipts"]
+    shown = rows[:ROWS]
+    made: list[list[Cell | str]] = [
+        [
+            benchmark_of(row.point),
+            row.point.backend,
+            Cell(text=name_of(row), title=_params(row)),
+            *([Cell(text=environments.get(row.environment, "–"), href="#environment")] if several else []),
+            Cell(text=row.outcomes, tone="good" if row.outcomes == "ok" else "warn", marks=row.marks),
+            _repeats(row),
+            _count(row, keys),
+            *(value_cell(row, key, content) for key in keys),
+            *([Cell(text=", ".join(row.gates), tone="warn")] if gated else []),
+            _links(row, content),
+        ]
+        for row in shown
+    ]
+    notes = [*_notes(shown, keys)]
+    omitted = len(rows) - len(shown)
+    if omitted:
+        notes.append(
+            f"{omitted} more points are not in this table, which holds {ROWS} at most: name fewer, such as "
+            f"'{content.label}@lane={lane}' or '{content.label}@backend={rows[0].point.backend}'"
+        )
+    return Table(
+        title=title,
+        columns=columns,
+        rows=made,
+        right=frozenset(range(first - 2, first + len(keys))),
+        omitted=omitted,
+        notes=notes,
+        marks=[standing.value] if standing is not Standing.VALID else [],
+        folded=standing is Standing.INVALID,
+    )
+
+
+def _heading(rows: Sequence[Row], key: str) -> str:
+    kind = next(found.kind for row in rows if (found := row.get(key)) is not None)
+    return " ".join(tables.heading(Metric(id=kind.id or "x", value=None, unit=kind.unit, stat=kind.stat)).split())
+
+
+def amount(summary: Summary, value: float | None) -> str:
+    """A value as it stands in our other tables."""
+    kind = summary.kind
+    return tables.number(Metric(id=kind.id or "x", value=value, unit=kind.unit, stat=kind.stat, note=summary.note))
+
+
+def value_cell(row: Row, key: str, content: Content) -> Cell:
+    """A metric of a row, linked to the receipt of the median repeat, with what it lies between."""
+    found = row.get(key)
+    if found is None:
+        return Cell(text="–", tone="faint", title="this record has no such metric")
+    where = content.source.link(found.reading) if found.reading is not None else ""
+    told = [f"{found.kind.definition}, n = {found.n}"]
+    sub = ""
+    if found.value is not None and found.least is not None:
+        sub = f"{amount(found, found.least)}…{amount(found, found.most)}"
+        told.insert(0, f"median of {len(row.readings)} repeats, least … most below it")
+    elif found.value is not None and found.reading is not None:
+        low, high = content.source.bounds(found.reading, key)
+        if low is not None or high is not None:
+            ends = (amount(found, end) if end is not None else "?" for end in (low, high))
+            sub = f"[{', '.join(ends)}]"
+            told.insert(0, "one repeat; in brackets the bounds of its own requests or calls")
+        else:
+            told.insert(0, "one repeat")
+    if found.note:
+        told.append(found.note)
+    text = amount(found, found.value)
+    tone: Tone = "faint" if found.value is None else ""
+    return Cell(text=text, sub=sub, href=where, title="; ".join(told), tone=tone, sort=found.value)
+
+
+def _repeats(row: Row) -> Cell:
+    count = len(row.readings)
+    if not row.others:
+        return Cell(text=str(count), sort=float(count))
+    title = f"{row.others} more repeats of this point are of another standing"
+    return Cell(text=f"{count} of {count + row.others}", title=title, tone="warn", sort=float(count))
+
+
+def _count(row: Row, keys: Sequence[str]) -> Cell:
+    found = next((summary for key in keys if (summary := row.get(key)) is not None), None)
+    return Cell(text="–") if found is None else Cell(text=str(found.n), sort=float(found.n))
+
+
+def _params(row: Row) -> str:
+    return ", ".join(f"{name}={value}" for name, value in row.point.params.items())
+
+
+def _links(row: Row, content: Content) -> Cell:
+    """One link of a row; the numbers in it have their own."""
+    keys = list(row.readings[0].values)
+    one = median_reading(row, keys)
+    names = ", ".join(reading.receipt_id for reading in row.readings[:LINKS])
+    more = f" and {len(row.readings) - LINKS} more" if len(row.readings) > LINKS else ""
+    return Cell(text=f"r{one.repeat}", href=content.source.link(one), title=f"{names}{more}")
+
+
+def _notes(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
+    """What the `few` of a table would take, and why a column has no value."""
+    found: dict[str, int] = {}
+    for row in rows:
+        for key in keys:
+            summary = row.get(key)
+            if summary is not None and summary.value is None and summary.note:
+                text = summary.note.partition(", found")[0]
+                found[f"{key}: {text}"] = found.get(f"{key}: {text}", 0) + 1
+    lines = [f"{text} ({count} points)" if count > 1 else text for text, count in list(found.items())[:6]]
+    return lines + ([f"and {len(found) - 6} more reasons, at the fields"] if len(found) > 6 else [])
+
+
+GATES: Final = 40
+
+
+def _gate_lines(rows: Sequence[Row], content: Content) -> list[str]:
+    """Each failed gate once, with how many records, and what the first of them observed."""
+    groups: dict[tuple[str, str], list[Reading]] = {}
+    for row in rows:
+        for reading in row.readings:
+            for severity, name in reading.failed:
+                groups.setdefault((severity, name), []).append(reading)
+    lines = []
+    for (severity, name), readings in list(groups.items())[:GATES]:
+        record = content.source.record(readings[0])
+        gate = next((g for g in record.gates if g.id == name and g.passed is False), None) if record else None
+        count = f"{len(readings)} record{'s' if len(readings) > 1 else ''}"
+        lines.append(f"{severity}: {name}, {count}" + (f": {_observed(gate)}" if gate is not None else ""))
+    return lines
+
+
+def _observed(gate: Gate) -> str:
+    number = isinstance(gate.observed, (int, float)) and not isinstance(gate.observed, bool)
+    seen = f"{_short(gate.observed)} {gate.unit}".strip() + f" (limit {_short(gate.limit)})" if number else ""
+    return ": ".join(part for part in (seen, gate.message) if part)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,273 @@
+"""What went wrong, what was not measured, where it was measured, and what others have published of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from neuronbench.compare.reading import Reading
+from neuronbench.model import Json, Record
+from neuronbench.report.page.figure import Cell, Table, Text
+from neuronbench.report.page.gather import Content
+from neuronbench.report.page.lanes import amount, name_of
+from neuronbench.report.page.rows import Row, Standing, benchmark_of
+
+GROUPS: Final = 60
+NAMES: Final = 5
+REASONS: Final = 40
+ENVIRONMENTS: Final = 12
+PUBLISHED: Final = 100
+LINE: Final = 600
+"""Characters of a causal line."""
+_HOST_FIRST: Final = ("backend.", "neuron.", "host.", "stack.", "env.", "git.", "harness.")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# failures
+
+
+def failures(rows: Sequence[Row], boots: Sequence[Reading], content: Content) -> list[Table | Text]:
+    """Failures by class and causal line, the most frequent first; and what was skipped, with its reason."""
+    failed = [reading for row in rows if row.standing is Standing.FAILED for reading in row.readings]
+    failed += [reading for reading in boots if reading.outcome.value != "ok"]
+    groups: dict[str, list[Reading]] = {}
+    for reading in failed:
+        groups.setdefault(reading.error or f"{reading.outcome.value}: {reading.reason}", []).append(reading)
+    found: list[Table | Text] = []
+    if not groups:
+        found.append(Text(lines=["Nothing failed."]))
+    else:
+        found += _failure_tables(failed, groups, content)
+    absent = [reading for row in rows if row.standing is Standing.ABSENT for reading in row.readings]
+    if absent:
+        found.append(_absent(absent))
+    return found
+
+
+def _failure_tables(
+    failed: Sequence[Reading], groups: Mapping[str, Sequence[Reading]], content: Content
+) -> list[Table | Text]:
+    classes = Counter(reading.error.partition(":")[0] or reading.outcome.value for reading in failed)
+    counted = ", ".join(f"{name} {count}" for name, count in classes.most_common())
+    ranked = sorted(groups.values(), key=lambda group: -len(group))
+    rows: list[list[Cell | str]] = []
+    for group in ranked[:GROUPS]:
+        first = group[0]
+        record = content.source.record(first)
+        error = None if record is None else record.error
+        line = (error.causal_line or error.message if error else "") or first.error or first.reason
+        log = ""
+        if record is not None and error is not None and error.log and (first.path / error.log).is_file():
+            log = content.source.link(first, error.log)
+        rows.append(
+            [
+                Cell(text=error.kind if error else first.outcome.value, tone="bad"),
+                error.phase if error else "–",
+                Cell(text=str(len(group)), sort=float(len(group))),
+                Cell(text=" ".join(line.split())[:LINE], href=log, title="its log" if log else "", tone="bad"),
+                " ".join((error.remedy or error.cause).split()) if error else "",
+                _receipts(group, content),
+            ]
+        )
+    notes = [f"By class: {counted}."]
+    if len(ranked) > GROUPS:
+        notes.append(f"{len(ranked) - GROUPS} rarer ones are left out of this table.")
+    columns = ["class", "phase", "records", "causal line", "remedy", "receipt"]
+    return [
+        Table(
+            title=f"{len(failed)} failures",
+            columns=columns,
+            rows=rows,
+            right=frozenset({2}),
+            notes=notes,
+            omitted=max(0, len(ranked) - GROUPS),
+        )
+    ]
+
+
+def _receipts(group: Sequence[Reading], content: Content) -> Cell:
+    names = ", ".join(reading.receipt_id for reading in group[:NAMES])
+    more = f" and {len(group) - NAMES} more" if len(group) > NAMES else ""
+    return Cell(text=group[0].name + more, href=content.source.link(group[0]), title=names + more)
+
+
+def _absent(absent: Sequence[Reading]) -> Table:
+    groups: dict[tuple[str, str], list[Reading]] = {}
+    for reading in absent:
+        groups.setdefault((reading.outcome.value, reading.reason), []).append(reading)
+    rows: list[list[Cell | str]] = [
+        [outcome, Cell(text=str(len(members)), sort=float(len(members))), reason or "–", members[0].point.id]
+        for (outcome, reason), members in sorted(groups.items(), key=lambda each: -len(each[1]))[:REASONS]
+    ]
+    more = max(0, len(groups) - REASONS)
+    return Table(
+        title="Not measured",
+        columns=["outcome", "points", "reason", "first of them"],
+        rows=rows,
+        right=frozenset({1}),
+        omitted=more,
+        folded=True,
+        notes=[f"{more} more reasons are left out."] if more else [],
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# environments
+
+
+def labels(readings: Sequence[Reading]) -> dict[str, str]:
+    """Key of an environment → `E1`, `E2`, ... in order of appearance."""
+    found: dict[str, str] = {}
+    for reading in readings:
+        found.setdefault(reading.environment_key, f"E{len(found) + 1}")
+    return found
+
+
+def environments(readings: Sequence[Reading], names: Mapping[str, str], content: Content) -> list[Table | Text]:
+    """Facts of each environment that anything was measured in; in what they differ comes first."""
+    first: dict[str, Reading] = {}
+    for reading in readings:
+        first.setdefault(reading.environment_key, reading)
+    records: dict[str, Record] = {}
+    for key, reading in list(first.items())[:ENVIRONMENTS]:
+        record = content.source.record(reading)
+        if record is not None:
+            records[key] = record
+    if not records:
+        return [Text(lines=["No environment is known."])]
+    facts: dict[str, None] = {}
+    for record in records.values():
+        facts.update(dict.fromkeys(record.environment.facts))
+    ordered = sorted(facts, key=lambda name: (_rank(name), name))
+
+    def value(key: str, name: str) -> str:
+        return _told(records[key].environment.facts.get(name))
+
+    differing = [name for name in ordered if len({value(key, name) for key in records}) > 1]
+    columns = ["fact", *(f"{names.get(key, '?')} ({key[:8] or 'unknown'})" for key in records)]
+    heads: list[list[Cell | str]] = [
+        ["first receipt", *(Cell(text=first[key].receipt_id, href=content.source.link(first[key])) for key in records)]
+    ]
+    found: list[Table | Text] = []
+    if len(records) > 1:
+        title = f"In what the {len(records)} environments differ"
+        found.append(Table(title=title, columns=columns, rows=[*heads, *_facts(differing, records, value)]))
+    same = [name for name in ordered if name not in differing]
+    title = "What they have in common" if len(records) > 1 else "Environment"
+    more = len(first) - len(records)
+    notes = [f"{more} more environments are left out."] if more > 0 else []
+    one = next(iter(records))
+    rows: list[list[Cell | str]] = [] if len(records) > 1 else [list(heads[0])]
+    rows += [[name, value(one, name)] for name in same if value(one, name) != "–"]
+    found.append(
+        Table(title=title, columns=["fact", "value"], rows=rows, folded=True, notes=notes, omitted=max(0, more))
+    )
+    return found
+
+
+def _facts(names: Sequence[str], records: Mapping[str, Record], value: object) -> list[list[Cell | str]]:
+    assert callable(value)
+    return [[name, *(value(key, name) for key in records)] for name in names]
+
+
+def _rank(name: str) -> int:
+    return next((index for index, prefix in enumerate(_HOST_FIRST) if name.startswith(prefix)), len(_HOST_FIRST))
+
+
+def _told(value: Json) -> str:
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value))
+    return str(value)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# published figures
+
+
+def published(rows: Sequence[Row], content: Content) -> list[Table | Text]:
+    """Measured beside published, for points that a published table has a row of; with what is odd about that row."""
+    made: list[list[Cell | str]] = []
+    notes: dict[str, None] = {}
+    marks: dict[str, None] = {}
+    omitted = 0
+    for row in rows:
+        if row.standing in (Standing.FAILED, Standing.ABSENT):
+            continue
+        if not any(key.startswith("measured_over_published") for key in row.readings[0].values):
+            continue
+        if len(made) >= PUBLISHED:
+            omitted += 1
+            continue
+        reading = row.readings[(len(row.readings) - 1) // 2]
+        record = content.source.record(reading)
+        told = None if record is None else record.workload.get("published")
+        if not isinstance(told, Mapping):
+            continue
+        made.append(_published_row(row, reading, told, content))
+        for finding in told.get("findings") or ():
+            if isinstance(finding, Mapping):
+                notes[f"{finding.get('id')}: {finding.get('text')} ({told.get('edition')}, {told.get('model')})"] = None
+        marks.update(dict.fromkeys(row.marks))
+    if not made:
+        return []
+    columns = [
+        "point",
+        "published in",
+        "model",
+        "throughput /s",
+        "P50 ms",
+        "P99 ms",
+        "measured / published",
+        "P50",
+        "P99",
+        "findings",
+    ]
+    table = Table(
+        title="Beside published figures",
+        columns=columns,
+        rows=made,
+        right=frozenset({3, 4, 5, 6, 7, 8}),
+        notes=list(notes)[:REASONS],
+        omitted=omitted,
+        marks=list(marks),
+    )
+    return [table]
+
+
+def _published_row(row: Row, reading: Reading, told: Mapping[str, Json], content: Content) -> list[Cell | str]:
+    def ratio(stat: str) -> Cell:
+        found = row.get(f"measured_over_published_{stat}")
+        if found is None:
+            return Cell(text="–", tone="faint")
+        href = content.source.link(found.reading or reading)
+        if found.value is None:
+            return Cell(text="not compared", title=found.note, tone="faint", href=href)
+        return Cell(text=amount(found, found.value), href=href, title=found.note, sort=found.value)
+
+    findings = [str(each.get("id")) for each in told.get("findings") or () if isinstance(each, Mapping)]
+    where = f"{told.get('edition')}, {told.get('instance_type')}, SDK {told.get('sdk_version')}, {told.get('as_of')}"
+    return [
+        Cell(
+            text=f"{benchmark_of(row.point)} {row.point.backend} {name_of(row)}",
+            marks=row.marks,
+            href=content.source.link(reading),
+        ),
+        Cell(text=where, title=str(told.get("source", ""))),
+        str(told.get("model", "–")),
+        _figure(told.get("throughput")),
+        _figure(told.get("latency_p50_ms")),
+        _figure(told.get("latency_p99_ms")),
+        ratio("throughput"),
+        ratio("latency_p50"),
+        ratio("latency_p99"),
+        Cell(text=", ".join(findings) or "–", tone="warn" if findings else ""),
+    ]
+
+
+def _figure(value: Json) -> Cell:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return Cell(text="–", tone="faint")
+    return Cell(text=f"{value:,g}", sort=float(value))
