@@ -8,9 +8,10 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from neuronbench.protocols import Check
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
@@ -22,16 +23,6 @@ STACK_KINDS: Final = {"endpoint": "serving", "compiled_model": "compile", "train
 FILES_WANTED: Final = 4096
 FREE_GB_WANTED: Final = 5.0
 FREE_GB_NEEDED: Final = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """`ok`; `info` when there is nothing to do about it; `warn` when results suffer; `fail` when runs fail."""
-
-    name: str
-    status: Status
-    found: str
-    remedy: str = ""
 
 
 def examine(settings: Settings, plugins: Plugins) -> Iterator[Check]:
@@ -124,7 +115,8 @@ def _backends(settings: Settings, plugins: Plugins) -> Iterator[Check]:
             yield Check(name=name, status="info", found=f"not here: {probe.reason}")
             continue
         available += 1
-        yield Check(name=name, status="ok", found=f"{info.title}, capacity {probe.cores}")
+        simulated = ", made up: what is measured here is recorded as simulated" if probe.facts.get("simulated") else ""
+        yield Check(name=name, status="ok", found=f"{info.title}, capacity {probe.cores}{simulated}")
         kinds = {
             STACK_KINDS[provider.kind]
             for provider in plugins.providers
@@ -141,6 +133,9 @@ def _backends(settings: Settings, plugins: Plugins) -> Iterator[Check]:
             yield Check(
                 name=f"stack {kind}", status="ok", found=f"{stack.python}, because of {stack.source} ({versions})"
             )
+        own = getattr(backend, "checks", None)
+        if own is not None:
+            yield from own(settings)
     if not available:
         yield Check(
             name="backends",

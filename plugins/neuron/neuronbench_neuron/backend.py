@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from neuronbench import BackendInfo, Probe, Stack
 from neuronbench.failures import Rule
 from neuronbench.model import FrozenMap, Json
-from neuronbench_neuron import failures, hardware, stacks
+from neuronbench.protocols import Check
+from neuronbench_neuron import checks, compat, failures, hardware, stacks
 
 
 class NeuronBackend:
@@ -82,7 +84,13 @@ class NeuronBackend:
 
         Raises `LookupError` that lists where it looked.
         """
-        return stacks.choose(kind, settings, self.found.venvs, made_up_host=self.found.simulated)
+
+        def fits(packages: Mapping[str, str], python: str) -> bool:
+            stack = {"packages": packages, "python": python}
+            use: dict[str, Any] = {**compat.host_of(self.found), **stack}
+            return compat.refusal(compat.Use(purpose=compat.PURPOSES[kind], backend=self.info.name, **use)) is None
+
+        return stacks.choose(kind, settings, self.found.venvs, made_up_host=self.found.simulated, fits=fits)
 
     def facts(self) -> Mapping[str, Json]:
         """Instance, region, driver and devices; null where the host does not say.
@@ -115,6 +123,15 @@ class NeuronBackend:
         if found.simulated:
             facts["simulated"] = True
         return facts
+
+    def checks(self, settings: Any) -> Iterator[Check]:
+        """What `neuronbench doctor` shows of this host beyond what it has."""
+        yield from checks.of_host(self.info.name, self.found, self.facts(), settings)
+        for kind in stacks.NEEDS:
+            with contextlib.suppress(LookupError):  # doctor has said so already, where anything needs it
+                stack = self.stack(kind, settings)
+                yield from checks.of_stack(self.info.name, self.found, stack)
+        yield checks.of_hub(self._environ)
 
     def failure_rules(self) -> Sequence[Rule]:
         """Signatures of the Neuron compiler, runtime, caches, tools and of what serves on them."""

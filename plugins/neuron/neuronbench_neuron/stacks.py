@@ -7,7 +7,7 @@ interpreters, not read from their names.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,8 +49,17 @@ PJRT_TOOL: Final = "libneuronpjrt-path"
 TOOLS: Final = "opt/aws/neuron/bin"
 
 
-def choose(kind: str, settings: Any, venvs: Sequence[Path], *, made_up_host: bool) -> Stack:
+def choose(
+    kind: str,
+    settings: Any,
+    venvs: Sequence[Path],
+    *,
+    made_up_host: bool,
+    fits: Callable[[Mapping[str, str], str], bool] = lambda packages, python: True,
+) -> Stack:
     """The environment for `kind` (`serving`, `compile`, `train`): told, or the one of `venvs` that holds most for it.
+
+    `fits(packages, python)` says whether software runs on this host's cores: what does not is taken last.
 
     Raises `LookupError` that lists where it looked, and for a made-up environment on a host that is not made up.
     """
@@ -58,7 +67,7 @@ def choose(kind: str, settings: Any, venvs: Sequence[Path], *, made_up_host: boo
         raise LookupError(f"Neuron has no stack for {kind!r}; it has: {', '.join(NEEDS)}")
     ordered = list(venvs)
     if kind not in settings.stacks and "any" not in settings.stacks:
-        ordered.sort(key=lambda path: -_holds(kind, path))  # keeps the order of equals: newest names first
+        ordered.sort(key=lambda path: _rank(kind, path, fits))  # keeps the order of equals: newest names first
     stack = find(
         kind,
         settings,
@@ -93,10 +102,11 @@ def lacks_pjrt_tool(stack: Stack) -> bool:
     return "torch-xla" in stack.packages and not (stack.python.parent / PJRT_TOOL).exists()
 
 
-def _holds(kind: str, venv: Path) -> int:
+def _rank(kind: str, venv: Path, fits: Callable[[Mapping[str, str], str], bool]) -> tuple[bool, int]:
+    """Lower is better: what runs here first, then what holds more of what is wanted."""
     python = interpreter(venv)
     if python is None:
-        return -1
+        return True, 0
     names = {*PACKAGES, FAKE, *(name for need in NEEDS[kind] for name in need.names)}
     found = inspect(python, packages=names, modules=[need.module for need in NEEDS[kind]], placeholders=PLACEHOLDERS)
-    return sum(name in found.packages for name in PREFERRED[kind])
+    return not fits(found.packages, found.version), -sum(name in found.packages for name in PREFERRED[kind])

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 from neuronbench import Unsupported
 from neuronbench.model import Json
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from neuronbench import Stack
     from neuronbench_neuron.hardware import Hardware
 
-__all__ = ["ALLOW_VARIABLE", "Finding", "Use", "facts", "findings", "host_of", "refusal"]
+PURPOSES: Final[Mapping[str, Literal["serve", "compile", "train"]]] = {
+    "serving": "serve", "compile": "compile", "train": "train",
+}  # fmt: skip
+"""Kind of stack → purpose."""
+
+__all__ = ["ALLOW_VARIABLE", "PURPOSES", "Finding", "Use", "facts", "findings", "host_of", "refusal"]
 
 
 def findings(use: Use) -> list[Finding]:
