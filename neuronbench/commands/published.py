@@ -74,8 +74,8 @@ def published(
     for row in rows if few else ():
         for each in found[row.name]:
             told.setdefault(f"{each.text} ({each.id})", []).append(row.name)
-    for text, names in told.items():
-        host.say(f"  {', '.join(names)}: {text}")
+    for text, having in told.items():
+        host.say(f"  {', '.join(having)}: {text}")
     for source in dict.fromkeys(f"{row.edition} ({row.as_of}): {row.source}" for row in rows) if few else ():
         host.say(f"  {source}")
     odd = sum(bool(found[row.name]) for row in rows)

@@ -68,6 +68,7 @@ FLAGS = {
     "throughput/expected": "throughput_not_reconciled",
     "implied_workers=": "part_billed_as_whole",
     "TP8xDP1 uses": "part_billed_as_whole",
+    "labelled Batch but batch_size=1": "batch_of_one",
     '"per 1M inferences" divides by tokens': "cost_mislabelled",
 }
 NO_ANOMALY = ("prompt 16 tokens", "prompt 64 tokens", "prompt 256 tokens", "fused TKG kernel", "output-only =")

@@ -38,9 +38,14 @@ class Finding:
 Found = Iterator[Finding]
 
 
-def findings(row: Published) -> list[Finding]:
-    """What our own checks find wrong or misleading in this row."""
-    return [finding for check in _CHECKS for finding in check(row)]
+def findings(row: Published, among: Sequence[Published] | None = None) -> list[Finding]:
+    """What our own checks find wrong or misleading in this row.
+
+    `among` are the rows it was published with, of all tables; those of its edition in the catalogue by default.
+    """
+    mates = _editions().get(row.edition, []) if among is None else among
+    own = [finding for check in _CHECKS for finding in check(row)]
+    return own + [finding for beside in _BESIDE for finding in beside(row, mates)]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -211,16 +216,19 @@ def _accepted(row: Published) -> Found:
 
 
 @functools.cache
-def _tables() -> dict[tuple[str, str, str], list[Published]]:
-    found: dict[tuple[str, str, str], list[Published]] = {}
+def _editions() -> dict[str, list[Published]]:
+    found: dict[str, list[Published]] = {}
     for row in rows():
-        found.setdefault((row.edition, row.group, row.table), []).append(row)
+        found.setdefault(row.edition, []).append(row)
     return found
 
 
-def _versions(row: Published) -> Found:
-    mates = _tables().get((row.edition, row.group, row.table), [])
-    versions = sorted({each.sdk_version for each in mates if each.sdk_version})
+def _of(mates: Sequence[Published], group: str, table: str) -> Iterator[Published]:
+    return (each for each in mates if each.group == group and each.table == table)
+
+
+def _versions(row: Published, mates: Sequence[Published]) -> Found:
+    versions = sorted({each.sdk_version for each in _of(mates, row.group, row.table) if each.sdk_version})
     if len(versions) > 1 and row.group != "reports":
         yield Finding(id="mixed_versions", text=f"rows of its table were measured on SDK {', '.join(versions)}")
 
@@ -231,37 +239,35 @@ _FIGURES: Final = (
 )  # fmt: skip
 
 
-def _repeated(row: Published) -> Found:
+def _repeated(row: Published, mates: Sequence[Published]) -> Found:
     if row.table != "throughput":
         return
-    others = _tables().get((row.edition, row.group, "latency"), [])
+    others = _of(mates, row.group, "latency")
     if any(all(getattr(each, name) == getattr(row, name) for name in _FIGURES) for each in others):
         text = "the same figures are in the table of rows that were optimised for latency"
         yield Finding(id="same_as_latency_row", text=text)
 
 
-def _padded(row: Published) -> Found:
+def _padded(row: Published, mates: Sequence[Published]) -> Found:
     """TTFT that does not grow with the prompt is that of the prompt's bucket."""
-    mates = [
+    alike = [
         (each.input_tokens, time)
-        for each in _tables().get((row.edition, row.group, row.table), [])
+        for each in _of(mates, row.group, row.table)
         if each.model == row.model and each.input_tokens and (time := _value(each, "ttft_ms")) is not None
     ]
-    if row.input_tokens is None or len(mates) < 3 or max(mates)[0] < 4 * min(mates)[0]:
+    if row.input_tokens is None or len(alike) < 3 or max(alike)[0] < 4 * min(alike)[0]:
         return
-    times = sorted(time for _, time in mates)
+    times = sorted(time for _, time in alike)
     if times[-1] - times[0] < 2 * SAME * times[0]:
-        text = f"TTFT is {times[0]:g} to {times[-1]:g} ms for prompts of {min(mates)[0]} to {max(mates)[0]} tokens"
+        text = f"TTFT is {times[0]:g} to {times[-1]:g} ms for prompts of {min(alike)[0]} to {max(alike)[0]} tokens"
         yield Finding(id="prompts_padded", text=f"{text}: it is that of a padded bucket")
 
 
-def _summarised(row: Published) -> Found:
+def _summarised(row: Published, mates: Sequence[Published]) -> Found:
     """A tutorial's summary beside the whole distribution that the same tutorial prints."""
     rate = _value(row, "output_token_throughput_tok_s")
-    if rate is None:
-        return
-    mate = next((each for each in _tables()[row.edition, "llmperf", "results"] if _same_run(row, each)), None)
-    if mate is None:
+    mate = next((each for each in _of(mates, "llmperf", "results") if _same_run(row, each)), None)
+    if rate is None or mate is None:
         return
     single = _value(mate, "request_output_throughput_token_per_s_p50")
     pairs = [("TPOT P50", row.tpot_p50_ms, mate.tpot_p50_ms), ("throughput", rate, mate.throughput)]
@@ -286,6 +292,8 @@ def _is_cut(printed: float, true: float) -> bool:
 
 _CHECKS: Final[Sequence[Callable[[Published], Found]]] = (
     _percentiles, _part_billed_as_whole, _queueing, _labels, _cost_of_tokens, _cost, _tokens_per_second, _topology,
-    _instance, _waits, _rates, _load, _contributed, _accepted, _versions, _repeated, _padded,
-    _summarised,
+    _instance, _waits, _rates, _load, _contributed, _accepted,
+)  # fmt: skip
+_BESIDE: Final[Sequence[Callable[[Published, Sequence[Published]], Found]]] = (
+    _versions, _repeated, _padded, _summarised,
 )  # fmt: skip
