@@ -10,6 +10,7 @@ import typer
 from neuronbench.commands import host
 
 if TYPE_CHECKING:
+    from neuronbench import importers
     from neuronbench.model import Json
 
 
@@ -19,7 +20,7 @@ def import_results(
         str,
         typer.Argument(
             help="Where it comes from: vllm, guidellm, aiperf, llmperf, inference-perf, pytest-benchmark, nxdi, "
-            "optimum-training.",
+            "optimum-training, study.",
             metavar="KIND",
         ),
     ],
@@ -34,7 +35,14 @@ def import_results(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A parameter the file does not name (repeatable)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was imported as JSON.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Write nothing: compute again what the source published, and list what our gates find in it.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was imported, or found, as JSON.")] = False,
 ) -> None:
     """Make receipts of results that another tool measured.
 
@@ -48,9 +56,17 @@ def import_results(
     if chosen is None:
         raise host.CommandError(f"no source {kind!r}; known: {', '.join(importers.KINDS)}", status=host.USAGE)
     told = dict(_pair(text) for text in parameters or ())
+    if check and chosen.check is None:
+        able = ", ".join(name for name, one in importers.KINDS.items() if one.check is not None)
+        raise host.CommandError(f"--check: nothing published is known of {kind}; of {able} there is", status=host.USAGE)
     progress = host.ProgressLine()
     try:
         found = importers.gather(chosen, path, progress=progress)
+        if check and chosen.check is not None:
+            checked = chosen.check(path, found)
+            progress.done()
+            _show(checked, as_json)
+            return
         done = importers.store(
             chosen, path, found, out or here.settings.receipts_dir, backend=backend or None, params=told
         )
@@ -75,6 +91,17 @@ def import_results(
     columns = ("point", "lane", "backend", "our metrics", "its own figures", "outcome")
     host.show(host.table(columns, cells, right=("our metrics", "its own figures")))
     host.say(("already imported: " if done.existed else "imported: ") + str(done.folder))
+
+
+def _show(checked: importers.Checked, as_json: bool) -> None:
+    if as_json:
+        host.emit_json(checked.data)
+        return
+    for title, columns, rows in checked.tables:
+        host.say(title)
+        host.show(host.table(columns, rows, right=("printed", "recomputed")))
+    for line in checked.summary:
+        host.say(line)
 
 
 def _pair(text: str) -> tuple[str, Json]:

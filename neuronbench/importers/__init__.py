@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from neuronbench.importers import loops, study, tools
-from neuronbench.importers.base import Imported, Kind
+from neuronbench.importers.base import Checked, Imported, Kind
 from neuronbench.importers.safe import ImportFailure
 from neuronbench.importers.write import Import, gather, store
 
@@ -36,8 +36,10 @@ KINDS: Final = {
             suffixes=study.SUFFIXES,
             read=study.read,
             files=study.receipts,
+            finish=study.together,
+            check=study.check,
         ),
     )
 }
 
-__all__ = ["KINDS", "Import", "ImportFailure", "Imported", "Kind", "gather", "store"]
+__all__ = ["KINDS", "Checked", "Import", "ImportFailure", "Imported", "Kind", "gather", "store"]

@@ -30,7 +30,8 @@ def escape(barrier_ms: float, wall_ms: float) -> float:
 def timers_gate(barrier_ms: float, wall_ms: float, message: str = "") -> Gate:
     """Whether a step by its timer is a step by the wall."""
     off = escape(barrier_ms, wall_ms)
-    said = f"a step takes {barrier_ms:.4g} ms by its timer, {wall_ms:.4g} ms by the wall"
+    timed, passed_by = (f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for value in (barrier_ms, wall_ms))
+    said = f"a step takes {timed} ms by its timer, {passed_by} ms by the wall"
     return Gate(
         id="timer_escapes_device",
         passed=off <= ESCAPE_LIMIT,

@@ -5,9 +5,11 @@
 the definition is the same.
 """
 
+from neuronbench.importers.study.check import check
 from neuronbench.importers.study.files import CSV, receipts
 from neuronbench.importers.study.forms import read
+from neuronbench.importers.study.together import together
 
 SUFFIXES = (".json", CSV)
 
-__all__ = ["SUFFIXES", "read", "receipts"]
+__all__ = ["SUFFIXES", "check", "read", "receipts", "together"]

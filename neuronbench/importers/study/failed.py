@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from neuronbench.importers.safe import ImportFailure
 from neuronbench.importers.study.files import Place, log_beside
 from neuronbench.importers.study.made import as_figures, null, result, samples_of
 from neuronbench.model import Failure, Gate
+from neuronbench.redaction import redact
 
 _WORDS: Final = ("reason", "traceback", "detail", "probe", "note", "explanation", "conclusion", "error")
 _NOT_RUN: Final = ("deferred", "not_attempted")
@@ -49,6 +51,8 @@ def failure_of(place: Place, words: str, *, phase: str, said_class: str = "") ->
     if found.kind == failures.UNCLASSIFIED and said_class in _KNOWN_CLASSES:
         return Failure(kind=_KNOWN_CLASSES[said_class], phase=phase, message=text(words, 300),
                        causal_line=found.causal_line, cause="as the study classes it by hand")  # fmt: skip
+    if found.kind == failures.UNCLASSIFIED and not found.causal_line:
+        return replace(found, causal_line=redact(text(words.strip().splitlines()[-1], 300)) if words.strip() else "")
     return found
 
 
@@ -82,5 +86,6 @@ def damaged(place: Place, problem: ImportFailure) -> list[Imported]:
     words = safe.read_text(place.path, 1024 * 1024)
     said = text(words, 300) or "the receipt is empty"
     found = failures.classify(words, phase="window", extra_rules=rules(), message=f"damaged receipt: {said}")
-    gate = Gate(id="receipt_readable", passed=False, severity="provisional", message=text(problem, 500))
+    wrong = str(problem).removeprefix(f"{place.path}: ")
+    gate = Gate(id="receipt_readable", passed=False, severity="provisional", message=text(wrong, 500))
     return [result(place, {}, lane="facts", params={}, error=found, gates=[gate])]

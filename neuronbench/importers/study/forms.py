@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from neuronbench.importers.base import Imported
+from neuronbench.importers.base import UNKNOWN, Imported
 from neuronbench.importers.safe import ImportFailure
 from neuronbench.importers.study import extras, failed, host, quality, serving, summaries, training
 from neuronbench.importers.study.files import CSV, place, read_object, read_samples, sibling
@@ -85,6 +85,8 @@ def read(path: Path) -> Sequence[Imported]:
             return failed.damaged(where, problem)
         raise
     form = next((one for one in FORMS if one.keys <= data.keys()), None)
+    if form is None and data and where.box != UNKNOWN:
+        return host.other(where, data)  # in its place it is the study's, whatever it is
     if form is None:
         known = ", ".join(str(key)[:40] for key in list(data)[:6])
         raise ImportFailure(

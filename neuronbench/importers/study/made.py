@@ -143,7 +143,9 @@ def enough(found: Sequence[Metric]) -> list[Metric]:
 def few_gate(n: int, what: str, share: float = 0.99) -> Gate:
     """Whether there are observations enough for the highest percentile that the study prints."""
     needs = stats.needed(share)
-    why = f"{what}: below {needs} a p{100 * share:g} is the largest of them, whatever it is called"
+    why = (
+        f"p{100 * share:g} needs {needs} requests, found {n}: null (theirs is the largest of them, or between the two)"
+    )
     return Gate(
         id="samples",
         passed=n >= needs,

@@ -41,6 +41,9 @@ def run(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         "tp_degree": whole(config.get("tensor_parallel_size")),
         "dp_degree": whole(config.get("data_parallel_size")),
         "seed": whole(config.get("seed")),
+        "data_seed": whole(mapping(data.get("provenance") or {}, "provenance").get("data_seed")),
+        "holdout": _share(data.get("holdout")),
+        "synthetic": True if data.get("synthetic_data") else None,
         "recompute": plain(config.get("gradient_checkpointing")),
         "packing": plain(config.get("packing")),
         "lane": text(data.get("tag") or data.get("stage") or ""),
@@ -135,6 +138,11 @@ def _holdout(data: Mapping[str, Any]) -> list[Metric]:
         metric("holdout_loss", after, stat="after", n=1, note=note),
         metric("holdout_loss_ratio", ratio, n=1, note=note if ratio is None else ""),
     ]
+
+
+def _share(held: Any) -> float | None:
+    """Share that was split off; None where nothing was."""
+    return number(held.get("frac")) if isinstance(held, Mapping) and held.get("enabled") else None
 
 
 def _finite(trace: Sequence[Mapping[str, Any]]) -> Gate:
