@@ -1,6 +1,6 @@
 """Run by a stack's Python: what the families of handlers build, without compiling. Prints one JSON object.
 
-Argument: the folder of the handlers.
+Argument: the folder of the families.
 """
 
 from __future__ import annotations

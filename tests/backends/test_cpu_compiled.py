@@ -13,6 +13,7 @@ import pytest
 
 from neuronbench import artifacts, config, processes
 from neuronbench.backends.cpu import compiled, processor
+from neuronbench.compiled import DEFAULTS
 from neuronbench.config import Settings
 from neuronbench.model import FrozenMap, Point
 from neuronbench.plugins import Plugins
@@ -100,7 +101,7 @@ def test_other_weights_another_torch_another_processor_or_handler_make_another_a
 def test_a_spec_has_every_default_written_out(provider: Provider, plugins: Plugins, settings: Settings) -> None:
     spec = provider.spec(point(model="m", calls=100, window_s=3), plugins.backend("cpu"), settings)
     assert spec.kind == "compiled_model"
-    assert dict(spec.settings) == {**compiled.DEFAULTS, "model": "m"}
+    assert dict(spec.settings) == {**DEFAULTS, "model": "m"}
     other = provider.spec(point(model="m", calls=200), plugins.backend("cpu"), settings)
     assert other == spec  # how it is measured is no part of what it is
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from neuronbench import grid
-from neuronbench.backends.cpu import compiled
+from neuronbench import compiled, config, grid
+from neuronbench.backends.cpu.compiled import AotiCpuProvider
 from neuronbench.definitions import DEFINITIONS
 from neuronbench.model import FrozenMap, Metric
 from neuronbench.plugins import Plugins
@@ -35,8 +35,12 @@ def settings_of(params: FrozenMap) -> FrozenMap:
 def test_every_point_of_the_grids_is_well_formed(lane: str, size: str) -> None:
     found = points(lane, size)
     assert found
+    plugins, settings = Plugins(entry_points=False), config.load(PROJECT, environ={})
+    provider = plugins.provider("compiled_model/aoti-cpu")
+    assert isinstance(provider, AotiCpuProvider)
     for name, params in found:
-        wrong = compiled.wrong_settings(settings_of(params))
+        given = settings_of(params)
+        wrong = compiled.wrong_settings(given) or provider.wrong(given, plugins.backend("cpu"), settings)
         if (lane, name) == ("seq2seq", "aws_docs"):
             assert wrong.startswith("tp_degree 8")
         else:

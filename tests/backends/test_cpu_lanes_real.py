@@ -20,11 +20,10 @@ import numpy as np
 import pytest
 
 from neuronbench import config, grid, measure_device, measure_items, processes
-from neuronbench.backends.cpu import compiled
 from neuronbench.model import Point
 from neuronbench.plugins import Plugins
 from neuronbench.protocols import BootContext, ResourceSpec
-from neuronbench.worker.compiled import WorkerModel
+from neuronbench.worker.compiled import COMMON_HANDLERS, WorkerModel
 
 PROJECT = Path(__file__).parent.parent.parent
 BOOT_S = 280.0
@@ -76,7 +75,8 @@ def eager(rig: Rig) -> dict[str, Any]:
     python = rig.plugins.backend("cpu").stack("compile", rig.settings).python
     script = Path(__file__).with_name("lanes_in_stack.py")
     done = subprocess.run(
-        [python, script, compiled.HANDLERS], capture_output=True, text=True, timeout=180, stdin=subprocess.DEVNULL,
+        [python, script, COMMON_HANDLERS / "families"], capture_output=True, text=True, timeout=180,
+        stdin=subprocess.DEVNULL,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from neuronbench import datasets, models
-from neuronbench.worker.boot import OFFLINE, Boot, without_stack
-from neuronbench.backends.cpu.compiled import HANDLERS, seeded_architecture, stack_facts
+from neuronbench.backends.cpu.compiled import HANDLERS
 from neuronbench.backends.cpu.processor import floor, host_cores
+from neuronbench.compiled import seeded_architecture, stack_facts
 from neuronbench.definitions import metric
 from neuronbench.model import FrozenMap, Json, Point, ResourceSpec
 from neuronbench.protocols import Backend, BootContext, Peak, PointFailure, ProviderInfo, Stack, Unsupported
 from neuronbench.stacks import clean_environment
 from neuronbench.training import TrainJob
 from neuronbench.training.job import PREFERENCE
+from neuronbench.worker.boot import OFFLINE, Boot, without_stack
 from neuronbench.worker.client import Launch, Worker
 from neuronbench.worker.trainer import WorkerTrainer
 

@@ -136,7 +136,10 @@ def built(decoder: Decoder, inputs: list[dict[str, Any]], facts: dict[str, Any],
         per_item={**per_item, "output_tokens": decoder.output_tokens},
         graphs={
             "prefill": Graph(module=Prefill(decoder).eval(), inputs=inputs),
-            "step": Graph(module=Step(decoder).eval(), inputs=fed, calls=steps),
+            "step": Graph(
+                module=Step(decoder).eval(), inputs=fed, calls=steps,
+                writes=tuple(range(len(fed) - 2 * decoder.layers, len(fed))),
+            ),
         },
         loop={"masked": decoder.masked, "first": len(decoder.prompt), "steps": steps},
     )

@@ -1,4 +1,4 @@
-"""What is said of a compiled model on the CPU: to a record, to people, and in the key of its reference's answers."""
+"""What is said of a compiled model: to a record, to people, and in the key of its reference's answers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final
 from neuronbench import artifacts
 from neuronbench.definitions import metric
 from neuronbench.model import FrozenMap, Json, Metric
+from neuronbench.protocols import Stack
 
 _OF_TOKENS: Final = frozenset({"encoder", "embedding", "seq2seq"})
 """Families whose input is as many tokens as `sequence_length` says."""
@@ -24,7 +25,10 @@ def artifact_metrics(found: artifacts.Artifact) -> list[Metric]:
         metric("compile_time", cold, stat="cold", n=0 if found.hit else 1, note=note),
         metric("compile_time", found.found_s if found.hit else None, stat="warm", n=int(found.hit),
                note="" if found.hit else "the artifact was not in the cache"),
-        metric("export_time", None if found.hit else seconds["export"], n=0 if found.hit else 1, note=note),
+        *([metric("export_time", None if found.hit else seconds["export"], n=0 if found.hit else 1, note=note)]
+          if "export" in seconds else []),
+        *(metric("compile_stage", None if found.hit else took, stat=stage, n=0 if found.hit else 1, note=note)
+          for stage, took in seconds.items()),
         metric("artifact_size", found.size_bytes, n=1),
         metric("graphs", found.facts["graphs"], n=1),
         metric("cache_hits", found.counts["hits"], n=1),
@@ -47,6 +51,7 @@ def artifact_facts(found: artifacts.Artifact) -> dict[str, Json]:
         "seconds": found.facts["seconds"],
         "operations": found.facts.get("operations"),
         "flops_per_call": found.facts["flops_per_call"],
+        "parts_made": found.facts.get("parts", {}),
         "model": found.facts["model"],
         "notes": list(found.notes),
     }
@@ -56,6 +61,18 @@ def reference_parts(parts: Mapping[str, Json], given: FrozenMap) -> dict[str, Js
     """Of what decides the artifact all that decides the reference's answers, too: it is fp32 and not compiled."""
     kept = {name: parts[name] for name in ("model", "family", "task", "shape", "threads", "env", "versions", "target")}
     return {"reference": "fp32, not compiled", **kept, "handler": parts["handler"]}
+
+
+def weights_in_words(made: Mapping[str, Json]) -> str:
+    """`real`, `random (seed 0)`, or what of both: what a quality that is measured can be a quality of."""
+    if made["weights"] == "seeded":
+        return f"random (seed {made['seed']})"
+    return f"real, but for random (seed {made['seed']}): {', '.join(made['new'])}" if made["new"] else "real"
+
+
+def stack_facts(stack: Stack) -> dict[str, Json]:
+    """Which interpreter, why this one, and versions."""
+    return {"python": str(stack.python), "source": stack.source, "packages": stack.packages.to_json()}
 
 
 def title(given: FrozenMap) -> str:

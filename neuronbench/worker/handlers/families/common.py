@@ -51,6 +51,8 @@ class Graph:
     """`dtype` and `shape` of each argument; an empty `dtype` is the model's."""
     calls: int = 1
     """How often a call of the model runs it."""
+    writes: tuple[int, ...] = ()
+    """Places of the arguments that it writes to: where a compiler has no such thing, they are outputs, too."""
 
 
 @dataclass(frozen=True)
