@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 import orjson
 
@@ -21,8 +22,22 @@ from neuronbench.testing.truth.service import Service
 from neuronbench.testing.truth.settings import Settings
 
 
-def serve(settings: Settings, *, with_parent: int | None = None) -> None:
-    """Listen, print the ready line, and serve until SIGTERM, SIGINT, or the end of the process `with_parent`."""
+def say_ready(url: str) -> None:
+    """The line that tells where it listens."""
+    print(json.dumps({"url": url, "pid": os.getpid()}), flush=True)
+
+
+def serve(
+    settings: Settings,
+    *,
+    with_parent: int | None = None,
+    service: Callable[[Settings, Loop, Callable[[int], None]], Service] = Service,
+    ready: Callable[[str], None] = say_ready,
+) -> None:
+    """Listen, say so, and serve until SIGTERM, SIGINT, or the end of the process `with_parent`.
+
+    `service` makes what answers: a subclass of `Service` that plays another server's part. `ready` is given the URL.
+    """
     loop = Loop()
     _watch_signals(loop)
     if with_parent is not None:
@@ -39,9 +54,9 @@ def serve(settings: Settings, *, with_parent: int | None = None) -> None:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     listener.setblocking(False)
-    door = Door(settings, loop, listener)
+    door = Door(settings, loop, listener, service)
     host, port = listener.getsockname()[:2]
-    print(json.dumps({"url": f"http://{host}:{port}", "pid": os.getpid()}), flush=True)
+    ready(f"http://{host}:{port}")
     # Nothing on the way of a token makes reference cycles; a collection would only be a pause.
     gc.freeze()
     gc.disable()
@@ -58,13 +73,19 @@ def serve(settings: Settings, *, with_parent: int | None = None) -> None:
 class Door:
     """Accepts connections, slowly when told to."""
 
-    def __init__(self, settings: Settings, loop: Loop, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        loop: Loop,
+        listener: socket.socket,
+        service: Callable[[Settings, Loop, Callable[[int], None]], Service] = Service,
+    ) -> None:
         self._loop = loop
         self._listener = listener
         self._delay_ns = round(settings.accept_delay_ms * 1e6)
         self._shut = False
         self._connections: set[Connection] = set()
-        self.service = Service(settings, loop, self.shut_for)
+        self.service = service(settings, loop, self.shut_for)
         loop.add(listener.fileno(), select.EPOLLIN, self._knock)
 
     def _knock(self, mask: int) -> None:

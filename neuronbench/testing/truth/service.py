@@ -263,16 +263,19 @@ class Service:
         self._json(connection, {"object": "list", "data": data})
 
     def _metrics(self, connection: Connection, request: Incoming, query: str) -> None:
+        connection.respond(200, self.exposition().encode(), kind=b"text/plain; version=0.0.4; charset=utf-8")
+
+    def exposition(self) -> str:
+        """The text of /metrics; another server's part may add to it."""
         running = list(self._running.values())
         generating = sum(answer.record.generated() for answer in running if answer.request is not None)
         held = sum(answer.record.prompt_tokens for answer in running) + generating
-        text = self.counters.text(
+        return self.counters.text(
             running=len(running),
             waiting=len(self._waiting),
             kv_usage=min(1.0, held / self.settings.kv_tokens),
             generating=generating,
         )
-        connection.respond(200, text.encode(), kind=b"text/plain; version=0.0.4; charset=utf-8")
 
     def _truth(self, connection: Connection, request: Incoming, query: str) -> None:
         data: dict[str, Any] = {"summary": self.records.summary(self._loop.effective_ns)}
