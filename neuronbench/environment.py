@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 COMPARABLE: Final = (
     "backend.name", "backend.instance_type", "backend.driver", "backend.sdk", "backend.runtime", "backend.cores",
+    "backend.simulated",
     "host.arch", "host.cpu_model", "host.cores",
     "stack.*", "env.*",
 )  # fmt: skip
