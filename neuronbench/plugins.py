@@ -22,22 +22,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
 
-from neuronbench import hookspecs
+from neuronbench import hookspecs, lane_benchmarks
 from neuronbench.model import FrozenMap, closest
 from neuronbench.protocols import BackendInfo, LaneInfo, ProviderInfo, SinkInfo
 from neuronbench.registry import PluginError, Registry
 
 if TYPE_CHECKING:
     from neuronbench.model import Point, Record, ResourceSpec
-    from neuronbench.protocols import (
-        Backend,
-        BootContext,
-        Provider,
-        Resource,
-        SamplerSpec,
-        Sink,
-        Unsupported,
-    )
+    from neuronbench.protocols import Backend, BootContext, Provider, Resource, SamplerSpec, Sink, Unsupported
 
 API_VERSION: Final = (1, 0)
 """Version of the hooks. A plugin may declare `NEURONBENCH_API = "1"`; another major version is refused."""
@@ -236,6 +228,7 @@ class Plugins:
         ):
             caller = self.pm.subset_hook_caller(hook, remove_plugins=others)
             caller(register=lambda thing, registry=registry: registry.add(thing, owner))
+        lane_benchmarks.folders(lane for lane in self.lanes if self.lanes.owner(lane.name) == owner)  # are they there?
 
     def _left_out(self, report: PluginReport, error: BaseException) -> None:
         report.error = _one_line(error)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from neuronbench import grid as grids
@@ -27,14 +29,25 @@ def source_hash(function: Callable[..., Any]) -> str:
 
 
 def grid_points(
-    settings: Settings, *, grid: str | None, backend: str, params: Mapping[str, Json]
+    settings: Settings,
+    *,
+    grid: str | None,
+    backend: str,
+    params: Mapping[str, Json],
+    more_grids: Sequence[Path] = (),
 ) -> list[grids.GridPoint]:
-    """Points of the named grid on `backend`, or the single one that `params` and `--nb-set` make without a grid."""
+    """Points of the named grid on `backend`, or the single one that `params` and `--nb-set` make without a grid.
+
+    `more_grids`: folders where grids are looked for after the project's own.
+    """
     size, name = settings.grid, grid
     if "/" in settings.grid or settings.grid.endswith(".toml"):
         size, name = grids.FULL_SIZE, settings.grid if grid is not None else None
     if name is not None:
-        expanded = grids.load(grids.find(name, settings.grid_dirs)).expand(backend, size, settings.overrides)
+        found = grids.load(grids.find(name, (*settings.grid_dirs, *more_grids)))
+        if not found.roles:
+            found = replace(found, roles=_roles(settings))
+        expanded = found.expand(backend, size, settings.overrides)
         if not params:
             return expanded
         return [grids.GridPoint(params=FrozenMap({**params, **point.params}), axes=point.axes) for point in expanded]
@@ -99,8 +112,6 @@ def _plain(value: Any) -> Json:
 
 def unique_ids(points: Sequence[Point]) -> list[Point]:
     """Give points of equal id but different content a suffix, so that no two share a receipt."""
-    from dataclasses import replace
-
     owners: dict[str, set[str]] = {}
     for point in points:
         owners.setdefault(point.id, set()).add(point.fingerprint)

@@ -46,6 +46,10 @@ class LaneInfo:
     version: int = 1
     definitions: Mapping[str, tuple[str, Literal["lower", "higher"] | None, str]] = field(default_factory=dict)
     """Metrics of the lane's own: id → (unit, better, meaning)."""
+    benchmarks: str = ""
+    """Package with the lane's `bench_*.py` files, `acme_lane.benchmarks`, and its grids in a folder `grids` in it.
+
+    They are collected with a project's `benchmarks` folder, so that installing a lane is all it takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +137,21 @@ class Backend(Protocol):
 
     def failure_rules(self) -> Sequence[Any]:
         """Extra `neuronbench.failures.Rule`s, tried before the general ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A finding of `neuronbench doctor`.
+
+    `ok`; `info` when there is nothing to do about it; `warn` when results suffer; `fail` when runs fail. A backend with
+    checks of its own has a method `checks(settings)` that returns them, asked where it is available; it is optional,
+    and not part of `Backend`.
+    """
+
+    name: str
+    status: Literal["ok", "info", "warn", "fail"]
+    found: str
+    remedy: str = ""
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -255,6 +274,9 @@ class Witness(Protocol):
 
     Asked after the window has closed; what it raises costs the record only what it would have said.
     """
+
+    def samplers(self) -> Sequence[SamplerSpec]:
+        """What it wants sampled while the window is open, to testify from."""
 
     def testify(self, seen: SeenWindow) -> Testimony:
         """Metrics, gates and facts of that window."""
@@ -495,6 +517,7 @@ __all__ = [
     "BootError",
     "Cache",
     "CacheEntry",
+    "Check",
     "CompiledModel",
     "DeadlineExceeded",
     "Delivery",

@@ -23,12 +23,17 @@ def list_receipts(
     ] = "",
     lane: Annotated[str, typer.Option(help="Only points of this lane.")] = "",
     number: Annotated[int, typer.Option("--number", "-n", min=1, help="How many sessions to show, latest last.")] = 20,
+    lanes: Annotated[
+        bool, typer.Option("--lanes", help="Show what can be measured instead: lanes, who brings them, their metrics.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what has been measured: the sessions, or with --session the points of one."""
+    """Show what has been measured: the sessions, or with --session the points of one; with --lanes what can be."""
     here = host.of(context)
     problems: list[ReceiptError] = []
-    if session or lane:
+    if lanes:
+        _lanes(here, as_json)
+    elif session or lane:
         _points(here, here.session(session or "last"), lane, as_json, problems)
     else:
         _sessions(here, number, as_json, problems)
@@ -36,6 +41,34 @@ def list_receipts(
         host.complain(str(problem))
     if problems:
         raise typer.Exit(host.FAILURE)
+
+
+def _lanes(here: host.Host, as_json: bool) -> None:
+    from neuronbench.lane_benchmarks import folder_of
+
+    found = here.plugins.lanes
+    rows: list[dict[str, Any]] = [
+        {
+            "lane": lane.name,
+            "title": lane.title,
+            "plugin": found.owner(lane.name),
+            "needs": list(lane.needs),
+            "headline": list(lane.headline),
+            "benchmarks": str(folder_of(lane) or ""),
+        }
+        for lane in sorted(found, key=lambda lane: lane.name)
+    ]
+    if as_json:
+        host.emit_json(rows)
+        return
+    cells = [
+        (row["lane"], row["title"], row["plugin"], ", ".join(row["needs"]) or "–", ", ".join(row["headline"]))
+        for row in rows
+    ]
+    host.show(host.table(("lane", "title", "plugin", "needs", "headline metrics"), cells))
+    host.say(
+        'A lane is a marker: pytest benchmarks -m "cpu and LANE". Benchmarks that a plugin brings are collected too.'
+    )
 
 
 def _sessions(here: host.Host, number: int, as_json: bool, problems: list[ReceiptError]) -> None:

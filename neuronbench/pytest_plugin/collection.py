@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from neuronbench import grid as grids
-from neuronbench import points
+from neuronbench import lane_benchmarks, points
 from neuronbench.bench import MARK
 from neuronbench.model import Point, closest
 from neuronbench.plugins import Plugins
@@ -16,6 +17,7 @@ from neuronbench.pytest_plugin.keys import (
     ERRORS,
     NEEDS,
     OWN_FIXTURES,
+    PLUGINS,
     POINT,
     REPEAT,
     RESOURCE_FIXTURES,
@@ -80,7 +82,11 @@ def _seeds(session: Session, metafunc: pytest.Metafunc) -> list[Any]:
         for backend in told.get("backends") or plugins.backends.names():
             marks = [getattr(pytest.mark, mark) for mark in (backend, *plugins.backends[backend].aliases)] + lane_marks
             for grid_point in points.grid_points(
-                session.settings, grid=told.get("grid"), backend=backend, params=told.get("params") or {}
+                session.settings,
+                grid=told.get("grid"),
+                backend=backend,
+                params=told.get("params") or {},
+                more_grids=lane_benchmarks.grid_dirs(plugins.lanes),
             ):
                 label = f"{backend}-{grid_point.label}" if grid_point.label else backend
                 seeds.append(pytest.param((lane, backend, grid_point), id=label, marks=marks))
@@ -97,8 +103,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> Ge
         more = f"\n... and {len(errors) - 3} more" if len(errors) > 3 else ""
         raise pytest.UsageError("\n".join(errors[:3]) + more)
     session = session_or_none(config)
-    constants = _constants(benches)
-    made = [_point_of(item, constants) for item in benches]
+    of_lanes = lane_benchmarks.folders(config.stash[PLUGINS].lanes)
+    benchmarks = [benchmark_of(item, of_lanes) for item in benches]
+    constants = _constants(benches, benchmarks)
+    made = [_point_of(item, benchmark, constants) for item, benchmark in zip(benches, benchmarks, strict=True)]
     for item in benches:
         item.stash[REPEAT] = item.callspec.params["nb_repeat"]
         fixtures = [kind for kind in RESOURCE_FIXTURES if kind in item.fixturenames]
@@ -138,24 +146,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> Ge
     items[:] = points.into_slots(items, chosen, ordered)
 
 
+def benchmark_of(item: Any, of_lanes: Mapping[Path, str]) -> str:
+    """`benchmarks/serving/bench_x.py::bench_x`; of a lane's own benchmarks the package stands for the folder."""
+    file, _, names = item.nodeid.partition("[")[0].partition("::")
+    own = lane_benchmarks.name_of(item.path, of_lanes)
+    return f"{own or file}::{names}"
+
+
 def _is_bench_item(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     return callspec is not None and "nb_repeat" in callspec.params
 
 
-def _constants(items: list[Any]) -> frozenset[tuple[str, str]]:
+def _constants(items: Sequence[Any], benchmarks: Sequence[str]) -> frozenset[tuple[str, str]]:
     """Parameters of a function's own `parametrize` that have one value only: they say nothing in an id."""
     values: dict[tuple[str, str], set[str]] = {}
-    for item in items:
-        benchmark = item.nodeid.partition("[")[0]
+    for item, benchmark in zip(items, benchmarks, strict=True):
         for name, value in item.callspec.params.items():
             values.setdefault((benchmark, name), set()).add(repr(value))
     return frozenset(key for key, found in values.items() if len(found) == 1)
 
 
-def _point_of(item: Any, constants: frozenset[tuple[str, str]]) -> Point:
+def _point_of(item: Any, benchmark: str, constants: frozenset[tuple[str, str]]) -> Point:
     lane, backend, grid_point = item.callspec.params["point"]
-    benchmark = item.nodeid.partition("[")[0]
     return points.make_point(
         function=item.function,
         benchmark=benchmark,

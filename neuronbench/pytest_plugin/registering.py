@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 
 import pytest
 
+from neuronbench import lane_benchmarks
 from neuronbench.bench import MARK
 from neuronbench.plugins import PluginError, Plugins, PluginWarning
 from neuronbench.pytest_plugin.benchmark_clock import BenchmarkIntegration
@@ -32,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SETTINGS] = settings_of(config)
     config.addinivalue_line("markers", f"{MARK}(lane, grid, backends, params, slo): set by neuronbench.bench")
     _add_markers(config, plugins)
+    _add_benchmarks_of_lanes(config, plugins)
     config.pluginmanager.register(ConftestBridge(config), "neuronbench-conftest-bridge")
     config.pluginmanager.register(Terminal(config), "neuronbench-terminal")
     config.pluginmanager.register(BenchmarkIntegration(config), "neuronbench-benchmark")
@@ -44,6 +47,18 @@ def _add_markers(config: pytest.Config, plugins: Plugins, known: frozenset[str] 
     for lane in plugins.lanes:
         if lane.name not in known:
             config.addinivalue_line("markers", f"{lane.name}: lane: {lane.title}")
+
+
+def _add_benchmarks_of_lanes(config: pytest.Config, plugins: Plugins) -> None:
+    """Where the whole of a project's `benchmarks` is collected, those that installed lanes bring are, too.
+
+    One that is named, or lies in a folder that is named, is pytest's affair alone.
+    """
+    project = config.stash[SETTINGS].root / "benchmarks"
+    named = {Path(os.path.abspath(config.invocation_params.dir / arg)) for arg in config.args}
+    if project in named:
+        folders = lane_benchmarks.folders(plugins.lanes)
+        config.args += [str(folder) for folder in folders if not any(folder.is_relative_to(name) for name in named)]
 
 
 class ConftestBridge:
