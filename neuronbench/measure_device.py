@@ -417,7 +417,7 @@ def record_workers(
     device_ns: tuple[int, int] | None = None,
 ) -> float | None:
     """CPU and memory of the workers' process trees within `span_ns`, whether they were sampled there, and what the
-    accelerator's monitor saw: within `device_ns` where that is another span. `execution_s`: see `telemetry.accelerator`.
+    accelerator's monitor saw: within `device_ns` where that is another span, `execution_s` as it takes it.
 
     Returns their mean CPU in % of one core; None without a sample.
     """

@@ -1,4 +1,7 @@
-"""The program of one rank, started by torchrun: `ranks.py ORDER`, a file of JSON that the worker wrote."""
+"""The program of one rank, started by torchrun: `ranks.py ORDER`, a file of JSON that the worker wrote.
+
+The order names the module of the backend's handlers that has its `Rig` and its `Run`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any
 
 def main(order: dict[str, Any]) -> None:
     rank, threads = int(os.environ["RANK"]), order["rig"]["threads"]
-    if hasattr(os, "sched_setaffinity"):
+    if order["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order["cores"][rank * threads : (rank + 1) * threads])
     spec = importlib.util.spec_from_file_location("nb_worker_main", Path(order["worker"], "main.py"))
     assert spec is not None
@@ -22,7 +25,7 @@ def main(order: dict[str, Any]) -> None:
     spec.loader.exec_module(program)
     program.package("nb_worker", order["worker"])
     program.package("nb_handlers", order["handlers"])
-    run = importlib.import_module("nb_handlers.training.run")
+    run = importlib.import_module(f"nb_handlers.{order['module']}")
 
     def say(text: str) -> None:
         print(f"rank {rank}: {text}", file=sys.stderr, flush=True)
@@ -30,7 +33,8 @@ def main(order: dict[str, Any]) -> None:
     checkpoint = Path(order["checkpoint"]) if order["checkpoint"] else None
     run.Run(run.Rig(say, **order["rig"]), order["job"], Path(order["folder"]), rank=rank, resume=checkpoint).train()
     distributed = importlib.import_module("torch.distributed")
-    distributed.destroy_process_group()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found,unused-ignore]
 
-from ..common import Source
+from ..families.common import Source
 from . import model as models
 from .data import Tokens
 
@@ -25,7 +25,7 @@ def digest(model: Any) -> str:
     """SHA-256 over all parameters: names, types, shapes, bytes."""
     found = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        tensor = parameter.detach().contiguous()
+        tensor = parameter.detach().cpu().contiguous()
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         found.update(tensor.view(torch.uint8).numpy() if tensor.dim() else tensor[None].view(torch.uint8).numpy())
     return found.hexdigest()
