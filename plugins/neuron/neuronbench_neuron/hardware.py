@@ -281,7 +281,7 @@ def _counts(nodes: Sequence[int], devices: Sequence[neuron_ls.Device], instance:
     if devices and len(devices) != len(nodes):
         found.append(f"neuron-ls lists {len(devices)} devices, but there are {len(nodes)} nodes /dev/neuron*")
     if instance is not None and nodes and len(nodes) != instance.devices:
-        found.append(f"{len(nodes)} of the {instance.devices} devices of a {instance.name} are here")
+        found.append(f"{len(nodes)} of the {instance.devices} devices of {instance.name} are here")
     for device in devices:
         if instance is None or device.memory_bytes is None:
             continue
