@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from neuronbench import config
+from neuronbench import config, trainers
 from neuronbench.backends.cpu import trainer as cpu
 from neuronbench.model import FrozenMap, Json, Point, ResourceSpec
 from neuronbench.plugins import Plugins
@@ -56,7 +56,7 @@ def test_it_is_what_a_trainer_on_the_cpu_is(plugins: Plugins) -> None:
 
 def test_jobs_that_need_the_same_trainer_share_it(plugins: Plugins, settings: config.Settings) -> None:
     one = spec(plugins, settings)
-    assert cpu.REFUSED not in one.settings
+    assert trainers.REFUSED not in one.settings
     other = spec(
         plugins, settings, steps=99, learning_rate=1.0, seed=7, sequence_length=32, method="full_sft", batch_size=4,
         dataset="synthetic:3", checkpoint_every=2,
@@ -105,7 +105,7 @@ def test_a_file_is_looked_at_again_when_it_has_changed(plugins: Plugins, setting
     path.write_text('{"instruction": "a", "response": "b"}\n', encoding="utf-8")
     os.utime(path, ns=(1, 1))
     made = spec(plugins, settings, dataset="file:own.jsonl")
-    assert cpu.REFUSED not in made.settings
+    assert trainers.REFUSED not in made.settings
     assert made.settings["dataset"] == "file:own.jsonl"
 
 
@@ -116,7 +116,7 @@ def test_a_stack_that_cannot_train_is_refused(plugins: Plugins, settings: config
 
 def test_no_tracking_reaches_a_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
-    env = cpu.environment(FrozenMap(threads=1, worker_env={"OWN": 3}), tmp_path)
+    env = trainers.environment(FrozenMap(worker_env={"OWN": 3}), tmp_path, 1)
     assert not [name for name in env if name.startswith("MLFLOW")]
     assert env["DISABLE_MLFLOW_INTEGRATION"] == "TRUE"
     assert env["OMP_NUM_THREADS"] == "1"
