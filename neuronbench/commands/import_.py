@@ -19,7 +19,7 @@ def import_results(
     kind: Annotated[
         str,
         typer.Argument(
-            help="Where it comes from: vllm, guidellm, aiperf, llmperf, inference-perf, pytest-benchmark, nxdi, "
+            help="Where it comes from: vllm, guidellm, aiperf, llmperf, inference-perf, pytest-benchmark, nxdi, aws, "
             "optimum-training, study.",
             metavar="KIND",
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from neuronbench.importers import loops, study, tools
+from neuronbench.importers import aws, loops, study, tools
 from neuronbench.importers.base import Checked, Imported, Kind
 from neuronbench.importers.safe import ImportFailure
 from neuronbench.importers.write import Import, gather, store
@@ -30,6 +30,7 @@ KINDS: Final = {
             suffixes=(".json",),
             read=loops.optimum_training,
         ),
+        Kind(name="aws", title="AWS's published tables", suffixes=(".html", ".htm", ".txt", ".csv"), read=aws.aws),
         Kind(
             name="study",
             title="the torchneuronx study",
