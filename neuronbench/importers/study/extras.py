@@ -30,7 +30,7 @@ def sound(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     ]
     gate = Gate(id="answer", passed=matches if isinstance(matches, bool) else None, severity="invalid",
                 message="beginning of the transcript against the reference")  # fmt: skip
-    return [result(place, data, lane="compiled", params={"model": text(data["model"])}, metrics=metrics,
+    return [result(place, data, lane="asr", params={"model": text(data["model"])}, metrics=metrics,
                    gates=[gate, *telemetry_gates(samples)], samples=samples)]  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def images(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         *null("not known to be cold", "compile_time"),
         metric("load_time", number_of(data, "load_s"), n=1),
     ]
-    return [result(place, data, lane="compiled", params={"model": text(data["model"]), "batch_size": 1},
+    return [result(place, data, lane="vision", params={"model": text(data["model"]), "batch_size": 1},
                    metrics=metrics, gates=telemetry_gates(samples), samples=samples)]  # fmt: skip
 
 
@@ -74,5 +74,5 @@ def kernel(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         *null("a loop whose end is not waited for, or the time of a simulation", "latency"),
     ]
     params = {"kernel": "row softmax", "mode": mode, "shape": plain("x".join(map(str, shape)))}
-    return [result(place, data, lane="compiled", params=params, metrics=metrics, samples=samples,
+    return [result(place, data, lane="microbench", params=params, metrics=metrics, samples=samples,
                    gates=[*gates, *telemetry_gates(samples)])]  # fmt: skip

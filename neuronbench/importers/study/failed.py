@@ -70,9 +70,8 @@ def failed(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         )
     samples = samples_of(place)
     params = as_figures(data, "model_id", "config", "tag", "seq_len", "micro_batch", "lane")
-    lane = "boot" if booting else "facts"
     return [
-        result(place, data, lane=lane, record="boot" if booting else "point", params=params, error=error,
+        result(place, data, lane=place.lane, record="boot" if booting else "point", params=params, error=error,
                samples=samples, metrics=null("it failed", "boot_time") if booting else [])
     ]  # fmt: skip
 
@@ -88,4 +87,4 @@ def damaged(place: Place, problem: ImportFailure) -> list[Imported]:
     found = failures.classify(words, phase="window", extra_rules=rules(), message=f"damaged receipt: {said}")
     wrong = str(problem).removeprefix(f"{place.path}: ")
     gate = Gate(id="receipt_readable", passed=False, severity="provisional", message=text(wrong, 500))
-    return [result(place, {}, lane="facts", params={}, error=found, gates=[gate])]
+    return [result(place, {}, lane=place.lane, params={}, error=found, gates=[gate])]

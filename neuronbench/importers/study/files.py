@@ -54,6 +54,23 @@ class Place:
         box = () if self.box == UNKNOWN else (self.box,)
         return "/".join((*box, *self.parts, self.path.name.removesuffix(".json").removesuffix(CSV)))
 
+    @property
+    def lane(self) -> str:
+        """Which of our lanes it belongs to, for receipts that do not show it by what is in them."""
+        words = (*self.parts, self.path.name)
+        found = (lane for sign, lane in _LANES if any(word.startswith(sign) for word in words))
+        return next(found, "serving" if self.box == "inf2" else "host" if self.box == UNKNOWN else "lora_sft")
+
+
+_LANES: Final = (
+    ("academic", "pretrain"), ("pretrain", "pretrain"), ("midtrain", "pretrain"), ("orpo", "preference"),
+    ("dpo", "preference"), ("grpo", "preference"), ("whisper", "asr"), ("asr", "asr"), ("clip", "vision"),
+    ("siglip", "vision"), ("zs_", "vision"), ("nki", "microbench"), ("rag", "quality"), ("quality", "quality"),
+    ("spec", "serving"), ("cpu", "host"), ("fullft", "full_sft"), ("batch_ladder", "batch_ladder"),
+    ("ctx_bisect", "serving"), ("ctx_", "context_ladder"), ("isolation", "data_isolation"), ("ckpt", "checkpoint"),
+)  # fmt: skip
+"""Beginning of a folder or a file → lane, the first that fits."""
+
 
 def place(path: Path) -> Place:
     parts = path.absolute().parts

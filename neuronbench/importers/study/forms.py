@@ -104,6 +104,6 @@ def _alone(path: Path) -> Sequence[Imported]:
         return []
     samples = read_samples(path)
     where = place(path)
-    alone = result(where, {}, lane="facts", record="summary", params={}, samples=samples,
+    alone = result(where, {}, lane=where.lane, record="summary", params={}, samples=samples,
                    gates=telemetry_gates(samples), notes=["telemetry of a lane that has no receipt"])  # fmt: skip
     return [alone]

@@ -29,7 +29,7 @@ def precompile(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         else metric("compile_time", None, note="not known to be cold"),
         *null("of the pass, which says how many it added to a cache", "graphs"),
     ]
-    return [result(place, data, lane="compile", record="compile", params={"model": text(data["model"])},
+    return [result(place, data, lane=place.lane, record="compile", params={"model": text(data["model"])},
                    metrics=found, error=error)]  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def traced(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     error = failure_of(place, str(wrong), phase="boot") if wrong else None
     if number_of(data, "wall_s") is None and error is None:
         raise KeyError("wall_s")
-    return [result(place, data, lane="compile", record="compile", params={"model": text(data["model_id"])},
+    return [result(place, data, lane="embedding", record="compile", params={"model": text(data["model_id"])},
                    metrics=null("not known to be cold", "compile_time"), error=error)]  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def merge(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         *null("there only: not back, and not verified on the way", "ship_time"),
     ]
     digests = {f"sha256.{text(name, 80)}": text(value, 80) for name, value in list(files.items())[:100]}
-    return [result(place, data, lane="training", params={"model": text(data["base"]), "lane": "merge"}, metrics=found,
+    return [result(place, data, lane="e2e", params={"model": text(data["base"]), "lane": "merge"}, metrics=found,
                    own={key: value for key, value in digests.items() if value})]  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def monitor(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     seen = data.get("neuron_runtime_data")
     notes = ["taken while no runtime was attached"] if not seen else []
     shown = {"neuron_hardware_info": device, "system_data": data.get("system_data") or {}}
-    return [result(place, shown, lane="facts", record="summary", params={}, notes=notes,
+    return [result(place, shown, lane=place.lane, record="summary", params={}, notes=notes,
                    facts={key: value for key, value in facts.items() if value is not None})]  # fmt: skip
 
 
@@ -106,11 +106,11 @@ def hashes(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     for name, value in list(mapping(files, "the files").items())[:100]:
         digest = value.get("got") if isinstance(value, Mapping) else value
         own[f"sha256.{text(name, 80)}"] = text(digest, 80)
-    return [result(place, data, lane="training", record="summary", params={"lane": "round trip"}, own=own)]
+    return [result(place, data, lane="e2e", record="summary", params={"lane": "round trip"}, own=own)]
 
 
 def other(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     """A receipt of a form that no reader is for: its figures under their own names."""
     samples = samples_of(place)
-    return [result(place, data, lane="facts", record="summary", params={}, samples=samples,
+    return [result(place, data, lane=place.lane, record="summary", params={}, samples=samples,
                    notes=["a form without a reader of its own: all figures under the source's names"])]  # fmt: skip

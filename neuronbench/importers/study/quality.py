@@ -31,7 +31,7 @@ def answers(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     )
     sampling = data.get("sampling")
     params = {"model": text(data["model"]), "output_tokens": whole((sampling or {}).get("max_tokens"))}
-    return [result(place, data, lane="accuracy", params=params, gates=[gate],
+    return [result(place, data, lane=place.lane, params=params, gates=[gate],
                    own={"answers_with_text": said}, metrics=null("answers without a truth", "accuracy"))]  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def embedding(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         ]
         params = {"batch_size": size, "compiled_batch": whole(data.get("compiled_batch")),
                   "seq_len": whole(data.get("seq_len"))}  # fmt: skip
-        one = result(place, {**row, "captured": data.get("captured")}, lane="compiled", params=params, metrics=metrics)
+        one = result(place, {**row, "captured": data.get("captured")}, lane="embedding", params=params, metrics=metrics)
         found.append(_named(one, text(name, 40)))
     if not found:
         raise ValueError("lanes: expected at least one")
@@ -70,7 +70,7 @@ def ingest(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     if rate is None:
         raise ValueError("chunks, wall_s: expected numbers above 0")
     metrics = [metric("throughput_wall", rate, n=chunks or 0, note="chunks; reading and storing are in it")]
-    return [result(place, data, lane="retrieval", params={"documents": whole(data["docs"])}, metrics=metrics)]
+    return [result(place, data, lane="embedding", params={"documents": whole(data["docs"])}, metrics=metrics)]
 
 
 def probes(place: Place, data: Mapping[str, Any]) -> list[Imported]:
@@ -95,7 +95,7 @@ def probes(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         *null("substrings of a retrieved text: no truth of the answer", "accuracy"),
     ]
     params = {"mode": text(data["mode"]), "model": plain(data.get("llm_model")), "lane": place.path.stem}
-    return [result(place, data, lane="retrieval", params=params, metrics=metrics, gates=[gate], error=error)]
+    return [result(place, data, lane="quality", params=params, metrics=metrics, gates=[gate], error=error)]
 
 
 def speech(place: Place, data: Mapping[str, Any]) -> list[Imported]:
@@ -112,7 +112,7 @@ def speech(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     ]
     unfinished = whole(data.get("n_unfinished") or data.get("truncated")) or 0
     gate = Gate(id="unfinished", passed=unfinished == 0, observed=unfinished, limit=0, unit="transcripts")
-    return [result(place, data, lane="accuracy", params=_engine(data), metrics=metrics, gates=[gate])]
+    return [result(place, data, lane=place.lane, params=_engine(data), metrics=metrics, gates=[gate])]
 
 
 def zero_shot(place: Place, data: Mapping[str, Any]) -> list[Imported]:
@@ -127,7 +127,7 @@ def zero_shot(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         *null("text tower and image tower apart, the timer not told", "throughput"),
     ]
     gate = Gate(id="finite_outputs", passed=wrong == 0, observed=wrong, limit=0, unit="rows")
-    return [result(place, data, lane="accuracy", params=_engine(data), metrics=metrics, gates=[gate])]
+    return [result(place, data, lane=place.lane, params=_engine(data), metrics=metrics, gates=[gate])]
 
 
 def paired(place: Place, data: Mapping[str, Any]) -> list[Imported]:
@@ -144,7 +144,7 @@ def paired(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     both = None if ratio is None or more is None else ratio >= RATIO and more <= ERROR_INCREASE
     said = "error rate unknown" if more is None else f"and error rate {more:+.1%}, at most {ERROR_INCREASE:+.0%}"
     gate = Gate(id="accuracy", passed=both, observed=ratio, limit=RATIO, message=said)
-    return [result(place, data, lane="accuracy", params={"lane": text(data.get("lane") or place.path.stem)},
+    return [result(place, data, lane=place.lane, params={"lane": text(data.get("lane") or place.path.stem)},
                    metrics=metrics, gates=[gate])]  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def drafted(place: Place, data: Mapping[str, Any]) -> list[Imported]:
 def _with_box(one: Imported, place: Place) -> Imported:
     from dataclasses import replace
 
-    return replace(one, backend=place.box, metrics=enough(one.metrics))
+    return replace(one, lane="serving", backend=place.box, metrics=enough(one.metrics))
 
 
 def spec_bench(place: Place, data: Mapping[str, Any]) -> list[Imported]:
@@ -184,14 +184,14 @@ def spec_bench(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     )  # fmt: skip
     metrics = null("prompts one after the other, prefill included, counted by the demonstration", "output_throughput")
     metrics += null("generated tokens over calls, the prompt's own call among them", "accepted_per_step")
-    return [result(place, data, lane="generation", params=as_figures(data, "k", "max_new_tokens"), metrics=metrics,
+    return [result(place, data, lane="serving", params=as_figures(data, "k", "max_new_tokens"), metrics=metrics,
                    own=own, gates=[gate])]  # fmt: skip
 
 
 def spec_note(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     """That a demonstration ran, and in which file its figures are."""
     samples = samples_of(place)
-    return [result(place, data, lane="generation", record="summary", params=as_figures(data, "tag"), samples=samples,
+    return [result(place, data, lane="serving", record="summary", params=as_figures(data, "tag"), samples=samples,
                    gates=telemetry_gates(samples),
                    notes=["its figures are in a text of the demonstration, beside it"])]  # fmt: skip
 

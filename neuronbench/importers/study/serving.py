@@ -159,7 +159,7 @@ def boot(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         raise KeyError("boot_wall_s")
     return [
         result(
-            place, data, lane="boot", record="boot", params=server_params(data),
+            place, data, lane=LANE, record="boot", params=server_params(data),
             metrics=null(why, "boot_time"), gates=[_cache_gate(grown, warm)],
         )
     ]  # fmt: skip
@@ -190,7 +190,7 @@ def grid(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     shapes, concurrency = data["shapes"], data["concurrency"]
     own = {"shapes": text(", ".join(map(str, shapes))), "concurrency": text(", ".join(map(str, concurrency)))}
     return [
-        result(place, data, lane="facts", record="summary", params=server_params(data), own=own,
+        result(place, data, lane=LANE, record="summary", params=server_params(data), own=own,
                notes=["the plan of a sweep"])
     ]  # fmt: skip
 
@@ -221,7 +221,7 @@ def cold_start(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     """A machine from nothing to its first token, by stamps somebody wrote down."""
     mapping(data["durations_s"], "durations_s")
     why = "its stamps are written by hand, and one of them is missing"
-    return [result(place, data, lane="boot", record="boot", params={"scenario": plain(data.get("scenario"))},
+    return [result(place, data, lane=LANE, record="boot", params={"scenario": plain(data.get("scenario"))},
                    metrics=null(why, "boot_time"), notes=[str(data.get("anomaly_declared") or "")])]  # fmt: skip
 
 
@@ -232,5 +232,5 @@ def bisect(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     params = {"max_model_len": whole(data["max_model_len"]), "max_num_seqs": whole(data["max_num_seqs"])}
     status = text(data["status"])
     error = None if status == "healthy" else failure_of(place, status, phase="boot")
-    return [result(place, data, lane="boot", record="boot", params=params,
+    return [result(place, data, lane=LANE, record="boot", params=params,
                    metrics=null("only whether it booted is told", "boot_time"), error=error)]  # fmt: skip

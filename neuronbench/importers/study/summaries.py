@@ -30,7 +30,7 @@ def summary(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         for index, row in enumerate(rows[:50] if isinstance(rows, list) else [], start=1):
             if isinstance(row, Mapping):
                 own |= dict(figures_of(row, f"{name}.{index}."))
-    return [result(place, data, lane="facts", record="summary", own=own, gates=[_DERIVED],
+    return [result(place, data, lane=place.lane, record="summary", own=own, gates=[_DERIVED],
                    params={"summary": place.path.stem, "box": plain(data.get("box"))})]  # fmt: skip
 
 
@@ -39,4 +39,4 @@ def withdrawn(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     names = data["invalidated"]
     told = ", ".join(text(name, 80) for name in names) if isinstance(names, list) else text(names)
     gate = Gate(id="withdrawn", passed=False, severity="info", message=text(data.get("reason") or "", 500))
-    return [result(place, data, lane="facts", record="summary", params={"withdrawn": text(told)}, gates=[gate])]
+    return [result(place, data, lane=place.lane, record="summary", params={"withdrawn": text(told)}, gates=[gate])]

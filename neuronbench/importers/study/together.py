@@ -13,6 +13,7 @@ from neuronbench.compare.fields import COMPILER_FLAGS
 from neuronbench.compare.protocol import Difference, of_environment, short
 from neuronbench.importers.base import Imported
 from neuronbench.importers.study.files import read_object
+from neuronbench.importers.study.training import LANES
 from neuronbench.model import Gate, Json
 from neuronbench.training.overlay import overlay
 
@@ -34,7 +35,7 @@ def together(found: Sequence[Imported]) -> list[Imported]:
 def _runs(found: Sequence[Imported]) -> Iterator[tuple[int, Imported]]:
     """Training runs with their compiler flags."""
     for index, one in enumerate(found):
-        if one.lane == "training" and _FLAGS in of_environment(one.facts):
+        if one.lane in LANES and _FLAGS in of_environment(one.facts):
             yield index, one
 
 
@@ -93,7 +94,7 @@ def _option(base: Imported, one: Imported) -> str:
     """The one thing that `one` changes of `base`, if it is a thing that has to change the losses; else empty."""
     if base.backend != one.backend:
         return ""
-    names = {*base.params, *one.params} - {"lane"}
+    names = {*base.params, *one.params}
     changed = [name for name in names if base.params.get(name) != one.params.get(name)]
     before, after = str(base.facts[_FLAGS]), str(one.facts[_FLAGS])
     if changed == ["seed"] and before == after:

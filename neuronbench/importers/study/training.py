@@ -19,7 +19,8 @@ from neuronbench.model import Gate, Metric
 from neuronbench.telemetry.aliasing import aliasing_gate
 from neuronbench.training.gates import timers_gate
 
-LANE: Final = "training"
+LANES: Final = ("lora_sft", "full_sft", "preference", "pretrain")
+_STAGES: Final = {"orpo": "preference", "dpo": "preference", "pretrain": "pretrain", "midtrain": "pretrain"}
 _TIMER: Final = "its step timer has no barrier: it stops when the work is queued"
 _TRAIN_SET: Final = {"mnist": 60_000, "cifar": 50_000}
 _TEST_SET: Final = 10_000
@@ -46,7 +47,6 @@ def run(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         "synthetic": True if data.get("synthetic_data") else None,
         "recompute": plain(config.get("gradient_checkpointing")),
         "packing": plain(config.get("packing")),
-        "lane": text(data.get("tag") or data.get("stage") or ""),
     }
     gates = [*timer_gates(data, trace), _finite(trace), _plausible(data), *telemetry_gates(samples)]
     if samples is not None:
@@ -54,8 +54,9 @@ def run(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     notes = [str(data.get(name) or "") for name in ("throughput_note", "loss_validity_note")]
     if data.get("synthetic_data"):
         notes.append("synthetic tokens: its losses say nothing")
+    lane = _STAGES.get(text(data.get("stage") or ""), "lora_sft" if _adapter(data, config) else "full_sft")
     return [
-        result(place, data, lane=LANE, params=params, metrics=_metrics(data, config, trace), gates=gates,
+        result(place, data, lane=lane, params=params, metrics=_metrics(data, config, trace), gates=gates,
                samples=samples, notes=notes)
     ]  # fmt: skip
 
@@ -145,6 +146,12 @@ def _share(held: Any) -> float | None:
     return number(held.get("frac")) if isinstance(held, Mapping) and held.get("enabled") else None
 
 
+def _adapter(data: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether most of the model is frozen."""
+    trained, held = number_of(data, "params_trainable"), number_of(data, "params_total")
+    return trained < held if trained is not None and held else bool(config.get("lora_r"))
+
+
 def _finite(trace: Sequence[Mapping[str, Any]]) -> Gate:
     bad = next((row.get("step") for row in trace if number(row.get("loss")) is None), None)
     step = whole(bad)
@@ -197,7 +204,7 @@ def academic(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     if samples is not None:
         step = number_of(data, "median_step_ms")
         gates.append(aliasing_gate(samples.period_s, None if step is None else step / 1e3, busy_pct=samples.busy_pct()))
-    return [result(place, data, lane=LANE, params=params, metrics=found, gates=gates, samples=samples)]
+    return [result(place, data, lane="pretrain", params=params, metrics=found, gates=gates, samples=samples)]
 
 
 def _epoch_gate(data: Mapping[str, Any], config: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> Gate:
