@@ -132,9 +132,9 @@ def take(cores: int | Sequence[int], *, host: Hardware, owner: str) -> CoreLease
 
 
 def strangers(host: Hardware) -> list[Holder]:
-    """Processes on the devices that hold no lock, and are of no process that does; asked of `neuron-ls` anew.
+    """Processes on a device that hold no lock on a core of it, and are of no process that does.
 
-    What the tool cannot tell now it told when the host was looked at.
+    `neuron-ls` is asked anew; what it cannot tell now it told when the host was looked at.
     """
     devices: Iterable[neuron_ls.Device] = host.devices
     if host.tool is not None:
@@ -145,9 +145,10 @@ def strangers(host: Hardware) -> list[Holder]:
                 for device in host.devices
                 if device.index in asked
             ]
-    known = {holder.pid for holder in holders(host)} | {os.getpid()}
+    locked = holders(host)
     found: dict[int, Holder] = {}
     for device in devices:
+        known = {holder.pid for holder in locked if set(holder.cores) & set(device.core_ids)}
         for process in device.processes:
             if process.pid in known or known & set(_ancestors(process.pid)):
                 continue
@@ -224,10 +225,10 @@ def _open(path: Path) -> keylocks.Lock | None:
             path.parent.chmod(0o1777)  # others who use this host take cores here too
     try:
         lock = keylocks.take(path)
-    except PermissionError as error:
+    except OSError as error:
         raise CoresBusy(
-            f"the lock files of this host's cores cannot be used: {error.strerror}: {path}, made by another user; "
-            "run as that user, or have them removed while nothing runs"
+            f"the lock files of this host's cores cannot be used: {error.strerror}: {path}; where another user made "
+            "them, run as that user, or have them removed while nothing runs"
         ) from error
     if lock is not None:
         with suppress(OSError):
