@@ -85,7 +85,7 @@ class GuideLLM:
         """What the tool's JSON says; a file of another form raises what a missing key or a wrong type raises."""
         (benchmark,) = data["benchmarks"]
         metrics = benchmark["metrics"]
-        totals = metrics["request_totals"]
+        totals = metrics.get("request_totals") or benchmark["request_totals"]  # there until 0.3
         succeeded, failed = int(totals["successful"]), int(totals["errored"])
         cut_off = int(totals["incomplete"])
         columns = [

@@ -109,7 +109,7 @@ class VLLM:
         columns = [
             Column(
                 id=id_,
-                values={stat: number(data.get(f"{stat}_{theirs}_ms")) for stat in STATS},
+                values={stat: _time(data, stat, theirs) for stat in STATS},
                 n=gaps if id_ == "icl" else succeeded,
                 note=f"{notes[id_]}; percentiles interpolate between observations",
             )
@@ -131,3 +131,11 @@ class VLLM:
             failed=failed,
             errors=sorted({str(text)[-300:] for text in data.get("errors") or () if text})[:5],
         )
+
+
+def _time(data: Any, stat: str, name: str) -> float | None:
+    """A latency in ms. Percentiles are there as asked for, the median always; 0 stands there for none was observed."""
+    value = number(data.get(f"{stat}_{name}_ms"))
+    if value is None and stat == "p50":
+        value = number(data.get(f"median_{name}_ms"))
+    return value or None

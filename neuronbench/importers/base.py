@@ -15,6 +15,8 @@ from neuronbench.model import Failure, Gate, Json, Metric, RecordKind
 if TYPE_CHECKING:
     from neuronbench.telemetry.table import Telemetry
 
+LIMIT_FIGURES: Final = 5_000
+"""Of one result under its source's names: no tool has so many, and a record carries them all."""
 UNKNOWN: Final = "unknown"
 """Backend of results that do not say what they were measured on."""
 
@@ -86,7 +88,7 @@ def read(kind: Kind, path: Path) -> list[Imported]:
     and one of another form shows as a missing key or a value of another type.
     """
     try:
-        return list(kind.read(path))
+        found = list(kind.read(path))
     except ImportFailure:
         raise
     except KeyError as error:
@@ -96,6 +98,10 @@ def read(kind: Kind, path: Path) -> list[Imported]:
         raise ImportFailure(
             f"{path}: expected {kind.title}, found another form ({type(error).__name__}: {what})"
         ) from error
+    for item in found:
+        if len(item.own) > LIMIT_FIGURES:
+            raise ImportFailure(f"{path}: expected {kind.title}, found {len(item.own):,} figures in one result")
+    return found
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:

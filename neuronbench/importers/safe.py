@@ -50,23 +50,54 @@ def read_text(path: Path, limit: int = LIMIT_BYTES) -> str:
     """The file as UTF-8 text, a byte order mark left out. Raises `ImportFailure`."""
     data = read_bytes(path, limit)
     try:
-        return data.decode("utf-8-sig")
+        found = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ImportFailure(
             f"{path}: expected UTF-8 text, found byte {data[error.start]:#04x} at {error.start}"
         ) from None
+    if "\0" in found:
+        raise ImportFailure(f"{path}: expected UTF-8 text, found a zero byte: is it binary, or another encoding?")
+    return found
 
 
 def read_json(path: Path) -> Any:
-    """The file's JSON; numbers that are not finite become None. Raises `ImportFailure`."""
+    """The file's JSON; numbers that are not finite become None. Raises `ImportFailure`, also for a name given twice."""
+    return _parsed(path, read_text(path))
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """The file's JSON, or that of each of its lines where each is an object of its own. Raises `ImportFailure`."""
     text = read_text(path)
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and all(line.startswith("{") and line.rstrip().endswith("}") for line in lines):
+        return [_parsed(path, line) for line in lines]
+    return [_parsed(path, text)]
+
+
+def _parsed(path: Path, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=lambda name: None, parse_float=_finite, parse_int=_whole)
+        return json.loads(
+            text, parse_constant=lambda name: None, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
+        )
     except RecursionError:
         raise ImportFailure(f"{path}: its JSON is nested too deeply to be a result") from None
+    except _TwiceError as error:
+        raise ImportFailure(f"{path}: its JSON says {str(error)[:100]!r} twice: which is it?") from None
     except json.JSONDecodeError as error:
         seen = "an empty file" if not text.strip() else f"{error.msg} in line {error.lineno}, column {error.colno}"
         raise ImportFailure(f"{path}: expected JSON, found {seen}; is the file complete?") from None
+
+
+class _TwiceError(ValueError):
+    """A name stands twice in one object."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for index, name in enumerate(names) if name in names[:index]))
+    return made
 
 
 def _finite(text: str) -> float | None:

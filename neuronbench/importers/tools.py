@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from neuronbench.engines.base import WHOLE_RUN, Column, Reading, mapped, number
 from neuronbench.engines.guidellm import GuideLLM
 from neuronbench.engines.vllm import VLLM
 from neuronbench.importers.base import Imported, instant, mapping, plain, text, whole
-from neuronbench.importers.safe import read_json
+from neuronbench.importers.safe import read_json, read_json_lines
 from neuronbench.model import Failure, Gate, Json
 
 LANE: Final = "serving"
@@ -26,7 +27,12 @@ _UNCHECKED: Final = Gate(
 
 def vllm(path: Path) -> Sequence[Imported]:
     """`vllm bench serve --save-result`: one result a file, or one a line with `--append-result`."""
-    data = mapping(read_json(path), "the result")
+    results = [mapping(one, "the result") for one in read_json_lines(path)]
+    names = [path.stem] if len(results) == 1 else [f"{path.stem}-{index}" for index in range(len(results))]
+    return [_vllm(path, name, data) for name, data in zip(names, results, strict=True)]
+
+
+def _vllm(path: Path, name: str, data: Mapping[str, Any]) -> Imported:
     reading = VLLM().parse(data)
     concurrency, rate = whole(data.get("max_concurrency")), number(data.get("request_rate"))
     lengths = {
@@ -34,7 +40,7 @@ def vllm(path: Path) -> Sequence[Imported]:
         for name, total in (("input_tokens", "total_input_tokens"), ("output_tokens", "total_output_tokens"))
     }
     params = _params(model=text(data["model_id"]), concurrency=concurrency, rate=rate, **lengths)
-    return [_served(path, path.stem, params, reading, measured_at=instant(data.get("date")))]
+    return _served(path, name, params, reading, measured_at=instant(data.get("date")))
 
 
 def guidellm(path: Path) -> Sequence[Imported]:
@@ -47,21 +53,41 @@ def guidellm(path: Path) -> Sequence[Imported]:
         kind = text(strategy.get("type_") or strategy.get("kind") or "unknown")
         params = _params(
             arrivals=kind, concurrency=whole(strategy.get("streams")), rate=number(strategy.get("rate")),
-            model=plain(_model(benchmark)),
+            model=plain(_model(data, benchmark)),
         )  # fmt: skip
-        found.append(_served(path, f"{path.stem}-{index}-{kind}", params, reading))
+        found.append(_served(path, f"{path.stem}-{index}-{kind}", params, reading, measured_at=_begun(benchmark)))
     return found
 
 
 def _strategy(benchmark: Mapping[str, Any]) -> Any:
-    config = benchmark.get("config") or {}
-    return config.get("strategy") or (benchmark.get("scheduler") or {}).get("strategy") or {}
+    """Under `config` now, under `args` until 0.3."""
+    for place in ("config", "args", "scheduler"):
+        part = benchmark.get(place)
+        if isinstance(part, Mapping) and part.get("strategy"):
+            return part["strategy"]
+    return {}
 
 
-def _model(benchmark: Mapping[str, Any]) -> Any:
-    config = benchmark.get("config") or {}
-    backend = config.get("backend")
-    return backend.get("model") if isinstance(backend, Mapping) else None
+def _model(data: Mapping[str, Any], benchmark: Mapping[str, Any]) -> Any:
+    """What the tool's versions (0.8, 0.4 to 0.7, 0.2 and 0.3) say of the model; None for the server's default."""
+    for part, names in (
+        (data, ("config", "spec", "backend", "model")), (data, ("args", "model")),
+        (benchmark, ("config", "backend", "model")), (benchmark, ("worker", "backend_model")),
+    ):  # fmt: skip
+        found: Any = part
+        for name in names:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _begun(benchmark: Mapping[str, Any]) -> str:
+    """When it began: seconds since 1970 there."""
+    seconds = number(benchmark.get("start_time"))
+    if seconds is None or not 0 < seconds < 1e11:
+        return ""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
 
 
 def aiperf(path: Path) -> Sequence[Imported]:
@@ -178,12 +204,19 @@ def _served(path: Path, name: str, params: Mapping[str, Json], reading: Reading,
         lane=LANE,
         params=params,
         metrics=list(reading.metrics),
-        own=dict(reading.own),
+        own={text(key): _bounded(value) for key, value in reading.own.items()},
         gates=[_UNCHECKED] if reading.succeeded else [],
         error=error,
         measured_at=measured_at,
-        notes=list(reading.notes),
+        notes=[text(note) for note in reading.notes][:20],
     )
+
+
+def _bounded(value: Json) -> Json:
+    """Text of a bounded length: a record carries it, and tables show it."""
+    if isinstance(value, Mapping):
+        return {text(key): _bounded(one) for key, one in list(value.items())[:100]}
+    return text(value) if isinstance(value, str) else value
 
 
 def _params(**given: Json) -> dict[str, Json]:

@@ -6,13 +6,14 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from neuronbench.importers.base import Imported, Kind, read
-from neuronbench.importers.safe import ImportFailure, files
+from neuronbench.importers.safe import ImportFailure, files, read_bytes
 from neuronbench.model import (
     Environment,
     FrozenMap,
@@ -30,6 +31,10 @@ PREFIX: Final = "imported-"
 TELEMETRY: Final = "telemetry.parquet"
 COPY_LIMIT_BYTES: Final = 2 * 1024 * 1024
 """A source file up to this size is kept beside the receipt; of a larger one the digest."""
+COPIES_LIMIT_BYTES: Final = 16 * 1024 * 1024
+"""A file with so many results that its copies would be larger than this is kept with the first of them only."""
+LIMIT_RESULTS: Final = 20_000
+"""Of one import: each becomes a folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,8 @@ def gather(kind: Kind, path: Path, *, progress: Callable[[str], None] = lambda t
     for index, one in enumerate((kind.files or files)(path, kind.suffixes), start=1):
         progress(f"{index} files, {len(found)} results: {one.name}")
         found += read(kind, one)
+        if len(found) > LIMIT_RESULTS:
+            raise ImportFailure(f"{path}: more than {LIMIT_RESULTS:,} results; import a part of it")
     if not found:
         raise ImportFailure(f"{path}: holds no result of {kind.title}")
     return found if kind.finish is None else list(kind.finish(found))
@@ -86,10 +93,12 @@ def store(
     scratch = Path(tempfile.mkdtemp(prefix=".importing-", dir=root))
     try:
         receipts = ReceiptStore(scratch)
+        uses, kept = Counter(item.source for item in found), set[Path]()
         for item, record in zip(found, records, strict=True):
             staging = receipts.open(record)
-            for name, one in _copies(item):
-                shutil.copyfile(one, staging.folder / name, follow_symlinks=False)
+            for name, one in _copies(item, uses, kept):
+                # The content, through the same checks as before: what was named may be a link, and stay one.
+                (staging.folder / name).write_bytes(read_bytes(one, COPY_LIMIT_BYTES))
                 record.attachments.append(name)
             if item.telemetry is not None:
                 item.telemetry.write(staging.folder / TELEMETRY)
@@ -107,11 +116,17 @@ def store(
     return Import(session=session, folder=target, records=records, existed=False)
 
 
-def _copies(item: Imported) -> list[tuple[str, Path]]:
-    """Name in the receipt → file, of those that are small enough to be kept."""
+def _copies(item: Imported, uses: Mapping[Path, int], kept: set[Path]) -> list[tuple[str, Path]]:
+    """Name in the receipt → file, of those that are small enough to be kept; `kept` are those that have been once."""
     named = [(f"source{item.source.suffix.lower()}", item.source)]
     named += [(f"beside-{index}{one.suffix.lower()}", one) for index, one in enumerate(item.beside, start=1)]
-    return [(name, one) for name, one in named if one.stat().st_size <= COPY_LIMIT_BYTES]
+    chosen = []
+    for name, one in named:
+        size = one.stat().st_size
+        if size <= COPY_LIMIT_BYTES and (one not in kept or size * uses.get(one, 1) <= COPIES_LIMIT_BYTES):
+            chosen.append((name, one))
+            kept.add(one)
+    return chosen
 
 
 def _record(

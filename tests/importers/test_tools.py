@@ -133,6 +133,53 @@ def test_figures_of_our_definition_and_no_others(
     assert found.own
 
 
+def test_vllm_without_further_options_has_a_median_and_p99(tmp_path: Path) -> None:
+    """`--metric-percentiles` is 99 by default: the 50th is then there as the median only."""
+    plain = {key: value for key, value in VLLM.items() if not key.startswith(("p50_", "p90_"))}
+    said = values(one("vllm", tmp_path, {**plain, "median_ttft_ms": 49.0, "median_tpot_ms": 9.9})[0])
+    assert (said["ttft_p50_ms"], said["tpot_p50_ms"], said["ttft_p99_ms"]) == (49.0, 9.9, 60.0)
+    assert said["ttft_p90_ms"] is None
+    assert values(one("vllm", tmp_path, {**VLLM, "median_ttft_ms": 49.0})[0])["ttft_p50_ms"] == 50.0
+
+
+def test_vllm_writes_zero_for_what_nobody_observed(tmp_path: Path) -> None:
+    """An endpoint that does not stream has no first token: the tool's percentiles of nothing are 0."""
+    silent = {**VLLM, "p50_ttft_ms": 0.0, "p99_ttft_ms": 0.0, "mean_ttft_ms": 0.0, "median_ttft_ms": 0.0}
+    said = values(one("vllm", tmp_path, silent)[0])
+    assert (said["ttft_p50_ms"], said["ttft_p99_ms"], said["ttft_mean_ms"]) == (None, None, None)
+
+
+def test_vllm_with_a_result_on_each_line(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text("\n".join(json.dumps({**VLLM, "max_concurrency": number}) for number in (1, 2, 4)))
+    found = gather(KINDS["vllm"], path)
+    assert [item.params["concurrency"] for item in found] == [1, 2, 4]
+    assert len({item.name for item in found}) == 3
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(ImportFailure, match=r"results\.json"):
+        gather(KINDS["vllm"], path)
+
+
+@pytest.mark.parametrize("version", ["0.8", "0.5", "0.3"])
+def test_the_versions_of_guidellm(version: str, tmp_path: Path) -> None:
+    (newest,) = GUIDELLM["benchmarks"]
+    metrics = dict(newest["metrics"])
+    strategy = {"type_": "concurrent", "streams": 4}
+    if version == "0.3":
+        totals = metrics.pop("request_totals")
+        benchmark = {"args": {"strategy": strategy, "profile": {}}, "worker": {"backend_model": "org/model"},
+                     "request_totals": totals, "requests": newest["requests"], "metrics": metrics}  # fmt: skip
+        content: dict[str, Any] = {"benchmarks": [benchmark]}
+    else:
+        content = {"benchmarks": [{**newest, "config": {"strategy": strategy}, "start_time": 1767225600.5}]}
+        model = {"spec": {"backend": {"kind": "openai_http", "model": "org/model"}}}
+        content |= {"config": model} if version == "0.8" else {"args": {"model": "org/model"}}
+    (item,) = one("guidellm", tmp_path, content)
+    assert item.params == {"arrivals": "concurrent", "concurrency": 4, "model": "org/model"}
+    assert values(item)["ttft_p99_ms"] == 59.0
+    assert item.measured_at == ("" if version == "0.3" else "2026-01-01T00:00:00.500000+00:00")
+
+
 def test_failures_of_a_tool_leave_only_the_success_statistics(tmp_path: Path) -> None:
     said = values(one("vllm", tmp_path, {**VLLM, "failed": 3})[0])
     assert said["ttft_p99_ms"] is None
@@ -212,7 +259,7 @@ def test_the_handed_samples(name: str, tmp_path: Path) -> None:
     if not handed:
         pytest.skip("NEURONBENCH_SHARED names no folder of handed reference data")
     kind = {"vllm": "vllm", "llmp": "llmperf", "nxdi": "nxdi", "opti": "optimum-training"}[name[:4]]
-    assert gather(KINDS[kind], Path(handed, "samples", name))
+    assert gather(KINDS[kind], Path(handed, "reference", "samples", name))
 
 
 def test_nothing_of_a_kind_in_a_folder(tmp_path: Path) -> None:
