@@ -49,6 +49,9 @@ class CompiledBoot(Boot):
 
     # -- the backend's own
 
+    def begin(self, stack: Stack) -> None:
+        """The stack is known, and nothing was started yet."""
+
     def key_parts(self, stack: Stack, identity: Mapping[str, Json]) -> dict[str, Json]:
         """All that decides what the compiler makes; the digest of it is the artifact's key.
 
@@ -98,6 +101,7 @@ class CompiledBoot(Boot):
         self.scratch.mkdir(exist_ok=True)
         stack = self.stack("compile")
         self.facts["stack"] = stack_facts(stack)
+        self.begin(stack)
         source, identity = self._source(stack)
         parts = self.key_parts(stack, identity)
         artifact = self._artifact(parts, self.aside(stack, compiling=True), self.build(source, reference=False))

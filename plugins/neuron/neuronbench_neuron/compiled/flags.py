@@ -60,8 +60,8 @@ def wrong(given: Mapping[str, Json]) -> str:
         if not str(name).startswith("-"):
             return f"compiler_flags: expected options of neuronx-cc such as --distribution-strategy, found {name!r}"
         if name in OWN:
-            parameter = closest(str(name).strip("-").replace("-", "_"), (*DEFAULTS, "lnc", "target"))
-            return f"compiler_flags: {name} is not given here" + (f"; there is `{parameter}`" if parameter else "")
+            hint = closest(str(name).strip("-").replace("-", "_"), DEFAULTS)
+            return f"compiler_flags: {name} is a parameter of its own, or follows from the host{hint}"
     return ""
 
 

@@ -28,11 +28,11 @@ from neuronbench.catalog.accelerators import accelerator_of
 from neuronbench.compiled import CompiledBoot, CompiledProvider
 from neuronbench.definitions import metric
 from neuronbench.model import Failure, FrozenMap, Json, Point, ResourceSpec
-from neuronbench.protocols import Floor, PointFailure
+from neuronbench.protocols import Floor, PointFailure, Unsupported
 from neuronbench.worker.boot import OFFLINE
 from neuronbench.worker.client import Launch, Worker
 from neuronbench.worker.compiled import WorkerModel
-from neuronbench_neuron import cores, stacks
+from neuronbench_neuron import compat, cores, stacks
 from neuronbench_neuron.compiled import flags
 from neuronbench_neuron.hardware import Hardware
 
@@ -55,8 +55,11 @@ class NeuronCompiledBoot(CompiledBoot):
 
     def __init__(self, spec: ResourceSpec, context: Any) -> None:
         super().__init__(spec, context)
-        self.host: Hardware = context.backend.found
+        self.host: Hardware = _host(context.backend)
         self._leases: dict[int, cores.CoreLease] = {}
+
+    def begin(self, stack: Stack) -> None:
+        self.facts.update(compat.facts(use_of(self.spec, self.host, stack)))
 
     def key_parts(self, stack: Stack, identity: Mapping[str, Json]) -> dict[str, Json]:
         given = self.given
@@ -203,6 +206,14 @@ class NeuronCompiledProvider(CompiledProvider):
         spec = super().spec(point, backend, settings)
         return replace(spec, cores=max(len(_host(backend).visible), 1))
 
+    def missing(self, spec: ResourceSpec, backend: Backend, settings: Settings) -> Unsupported | None:
+        """A combination of hardware and software that cannot work."""
+        try:
+            stack = backend.stack("compile", settings)
+        except LookupError:
+            return None  # said by whoever looks for the stack
+        return compat.refusal(use_of(spec, _host(backend), stack))
+
     def wrong(self, given: FrozenMap, backend: Backend, settings: Settings) -> str:
         if given["tp_degree"] != 1:
             return (
@@ -230,6 +241,13 @@ def _host(backend: Backend) -> Hardware:
     if not isinstance(found, Hardware):
         raise TypeError(f"the provider of Neuron's compiled models is for Neuron's backends, found {backend!r}")
     return found
+
+
+def use_of(spec: ResourceSpec, host: Hardware, stack: Stack) -> compat.Use:
+    """What is about to be used, for the rules of what cannot work."""
+    settings = {"sequence_length": spec.settings["sequence_length"], "dtype": spec.settings["dtype"]}
+    told: dict[str, Any] = compat.host_of(host, stack)
+    return compat.Use(purpose="compile", backend=spec.backend, settings=settings, **told)
 
 
 def split_of(given: Mapping[str, Json]) -> int:
