@@ -9,6 +9,8 @@ from neuronbench.hookspecs import hookimpl
 from neuronbench.model import Metric, Point, Record
 from neuronbench.protocols import LaneInfo, SinkInfo, Unsupported
 
+NEURONBENCH_API = "1.1"
+
 
 @hookimpl
 def register_lanes(register: Callable[[LaneInfo], None]) -> None:

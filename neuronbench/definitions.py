@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from neuronbench.model import Better, Metric
+from neuronbench.model import Better, Metric, unit_slug
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,13 +220,14 @@ def metric(
     high: float | None = None,
     confidence: float | None = None,
     note: str = "",
+    among: Mapping[str, Definition] = DEFINITIONS,
 ) -> Metric:
     """A `Metric` of a known definition, with its unit and direction filled in.
 
-    Raises `KeyError` for an id that has no definition: a number without a definition is not recorded. Lanes with
-    metrics of their own declare them in their `LaneInfo`.
+    Raises `KeyError` for an id that has no definition `among` these: a number without a definition is not recorded.
+    Lanes with metrics of their own declare them in their `LaneInfo`, and make them with its method `metric`.
     """
-    definition = DEFINITIONS[id]
+    definition = among[id]
     return Metric(
         id=id,
         value=value,
@@ -240,3 +241,13 @@ def metric(
         version=definition.version,
         note=note,
     )
+
+
+def of_key(key: str, among: Mapping[str, Definition] = DEFINITIONS) -> Definition | None:
+    """The definition that a metric's key, such as `ttft_p99_ms`, is of; None for none. The longest id that fits."""
+    fitting = [
+        definition
+        for id_, definition in among.items()
+        if f"{key}_".startswith(f"{id_}_") and f"_{key}".endswith(f"_{unit_slug(definition.unit)}".rstrip("_"))
+    ]
+    return max(fitting, key=lambda definition: len(definition.id), default=None)

@@ -24,15 +24,13 @@ import pluggy
 
 from neuronbench import hookspecs, lane_benchmarks
 from neuronbench.model import FrozenMap, closest
+from neuronbench.plugin_checks import API_VERSION, check_version, load_target, one_line
 from neuronbench.protocols import BackendInfo, LaneInfo, ProviderInfo, SinkInfo
 from neuronbench.registry import PluginError, Registry
 
 if TYPE_CHECKING:
     from neuronbench.model import Point, Record, ResourceSpec
     from neuronbench.protocols import Backend, BootContext, Provider, Resource, SamplerSpec, Sink, Unsupported
-
-API_VERSION: Final = (1, 0)
-"""Version of the hooks. A plugin may declare `NEURONBENCH_API = "1"`; another major version is refused."""
 
 ENTRY_POINT_GROUP: Final = "neuronbench"
 DEFAULT_PLUGINS: Final = ("neuronbench.defaults", "neuronbench.backends.cpu")
@@ -73,32 +71,8 @@ class PluginReport:
         return not self.error
 
 
-def load_target(target: str) -> Any:
-    """The object that `"package.module:Name"` names; raises `PluginError` that says what is wrong with it."""
-    module_name, _, attribute = target.partition(":")
-    if not (module_name and attribute):
-        raise PluginError(f"a target is written 'package.module:Name'; found {target!r}")
-    try:
-        value: Any = importlib.import_module(module_name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise PluginError(f"{target!r} cannot be imported: {_one_line(error)}") from error
-    for part in attribute.split("."):
-        try:
-            value = getattr(value, part)
-        except AttributeError:
-            raise PluginError(f"{target!r}: there is no {part!r}{closest(part, dir(value))}") from None
-    return value
-
-
 def _names(variable: str) -> set[str]:
     return {name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()}
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class Plugins:
@@ -150,7 +124,7 @@ class Plugins:
                 raise
             except BaseException as error:  # a plugin may even call sys.exit at import; the host goes on
                 if strict:
-                    raise PluginError(f"plugin {name!r} cannot be imported: {_one_line(error)}") from error
+                    raise PluginError(f"plugin {name!r} cannot be imported: {one_line(error)}") from error
                 self._left_out(report, error)
                 continue
             report.load_ms = (time.perf_counter() - started) * 1e3
@@ -175,11 +149,7 @@ class Plugins:
                 raise PluginError(f"is the plugin {self.pm.get_name(plugin)!r} under another name")
             declared = str(getattr(plugin, "NEURONBENCH_API", "") or "")
             report.api = declared
-            if declared and declared.split(".")[0] != str(API_VERSION[0]):
-                raise PluginError(
-                    f"is written for hook version {declared}, and this is neuronbench with hook version "
-                    f"{'.'.join(map(str, API_VERSION))}; install a release of the plugin for it"
-                )
+            check_version(declared)
             self._check_names(plugin)
             entered = True
             self.pm.register(plugin, name=name)
@@ -194,7 +164,7 @@ class Plugins:
                 for registry in (self.backends, self.lanes, self.providers, self.sinks):
                     registry.remove_owner(name)
             if strict:
-                raise PluginError(f"plugin {name!r}: {_one_line(error)}") from error
+                raise PluginError(f"plugin {name!r}: {one_line(error)}") from error
             self._left_out(report, error)
             return False
         report.load_ms += (time.perf_counter() - started) * 1e3
@@ -231,7 +201,7 @@ class Plugins:
         lane_benchmarks.folders(lane for lane in self.lanes if self.lanes.owner(lane.name) == owner)  # are they there?
 
     def _left_out(self, report: PluginReport, error: BaseException) -> None:
-        report.error = _one_line(error)
+        report.error = one_line(error)
         key = report.name if report.name not in self.reports else f"{report.name} ({report.distribution or 'again'})"
         self.reports[key] = report
         where = f" ({report.distribution} {report.version})" if report.distribution else ""
@@ -261,11 +231,18 @@ class Plugins:
         instance: Backend = self._instance("backend", info, info)
         return instance
 
-    def provider_for(self, kind: str, backend: str) -> ProviderInfo | None:
-        """The provider that serves `kind` on this backend's family; None when no plugin offers one."""
-        family = self.backends[backend].family
-        found = [info for info in self.providers if info.kind == kind and family in info.families]
+    def provider_for(self, kind: str, backend: str, wanted: str = "") -> ProviderInfo | None:
+        """The provider that serves `kind` on this backend's family: the first, or the one called `wanted` (with or
+        without its kind). None when no plugin offers one."""
+        found = self.providers_for(kind, backend)
+        if wanted:
+            found = [info for info in found if wanted in (info.name, info.name.partition("/")[2])]
         return found[0] if found else None
+
+    def providers_for(self, kind: str, backend: str) -> list[ProviderInfo]:
+        """All that serve `kind` on this backend's family, in the order of their registration."""
+        family = self.backends[backend].family
+        return [info for info in self.providers if info.kind == kind and family in info.families]
 
     def provider(self, name: str) -> Provider:
         info = self.providers[name]
@@ -368,7 +345,7 @@ class Plugins:
             return []
 
     def _warn(self, plugin: Any, hook: str, error: BaseException) -> str:
-        note = f"plugin {self.pm.get_name(plugin) or plugin!r}: {hook}: {_one_line(error)}"
+        note = f"plugin {self.pm.get_name(plugin) or plugin!r}: {hook}: {one_line(error)}"
         warn(note, stacklevel=4)
         return note
 

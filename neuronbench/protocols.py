@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from neuronbench.definitions import DEFINITIONS, Definition
+from neuronbench.definitions import metric as defined
 from neuronbench.model import Failure, FrozenMap, Gate, Json, Metric, Point, Record, ResourceSpec
 
 if TYPE_CHECKING:
@@ -50,6 +52,22 @@ class LaneInfo:
     """Package with the lane's `bench_*.py` files, `acme_lane.benchmarks`, and its grids in a folder `grids` in it.
 
     They are collected with a project's `benchmarks` folder, so that installing a lane is all it takes."""
+
+    @property
+    def vocabulary(self) -> Mapping[str, Definition]:
+        """Definitions of all metrics that the lane may write: its own, and those of `neuronbench.definitions`."""
+        own = {
+            id_: Definition(id=id_, unit=unit, better=better, text=text, version=self.version)
+            for id_, (unit, better, text) in self.definitions.items()
+        }
+        return {**DEFINITIONS, **own}
+
+    def metric(self, id: str, value: float | None, **told: Any) -> Metric:
+        """A metric by its definition in the vocabulary, with unit and direction; `told` as for `definitions.metric`.
+
+        Raises `KeyError` for an id that neither the lane nor the core defines.
+        """
+        return defined(id, value, among=self.vocabulary, **told)
 
 
 @dataclass(frozen=True, kw_only=True)

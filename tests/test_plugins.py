@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from neuronbench import BackendInfo, LaneInfo, ProviderInfo, SinkInfo, hookimpl
+from neuronbench import BackendInfo, LaneInfo, Point, ProviderInfo, Record, SinkInfo, hookimpl, hookspecs
+from neuronbench.model import FrozenMap
 from neuronbench.plugins import API_VERSION, PluginError, Plugins, PluginWarning, load_target
 from neuronbench.registry import Registry
 
@@ -321,11 +323,64 @@ def test_an_optional_hook_may_be_unknown() -> None:
     assert Plugins(entry_points=False).register(made, name="later", source="test", strict=True)
 
 
-@pytest.mark.parametrize("version", ["1", "1.7", 1.0, ""])
-def test_the_same_major_hook_version_is_accepted(version: object) -> None:
-    assert API_VERSION[0] == 1
+@pytest.mark.parametrize("version", ["1", "1.1", 1.0, ""])
+def test_the_same_or_an_earlier_hook_version_is_accepted(version: object) -> None:
+    assert API_VERSION == (1, 1)
     made = module("same", NEURONBENCH_API=version)
     assert Plugins(entry_points=False).register(made, name="same", source="test", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        (f"1.{API_VERSION[1] + 1}", "update neuronbench"),
+        ("2.0", "install a release of the plugin"),
+        ("one", "expected a version like"),
+        ("1.x", "expected a version like"),
+    ],
+)
+def test_a_plugin_for_other_hooks_is_refused_and_told_what_to_do(version: str, why: str) -> None:
+    made = module("other", NEURONBENCH_API=version)
+    with pytest.raises(PluginError, match=why):
+        Plugins(entry_points=False).register(made, name="other", source="test", strict=True)
+
+
+def test_a_plugin_of_the_first_hook_version_does_all_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`data/plugins/first_version.py` was written for hooks 1.0 and is never changed."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "data" / "plugins"))
+    import first_version
+
+    plugins = Plugins(entry_points=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert plugins.register(first_version, name="first", source="test", strict=True)
+    assert plugins.registered("first") == {
+        "backends": ["abacus"], "lanes": ["counting"], "providers": ["endpoint/abacus"], "sinks": ["wall"]
+    }  # fmt: skip
+    assert plugins.reports["first"].hooks == sorted(
+        name for name, value in vars(hookspecs).items() if hasattr(value, "neuronbench_spec")
+    )
+    backend = plugins.backend("abacus")
+    point = Point(
+        benchmark="b", lane="counting", backend="abacus", params=FrozenMap(beads=10), axes=("beads",), id="counting.b"
+    )
+    assert backend.probe().available
+    assert plugins.describe_environment(backend) == {"abacus.rows": 10}
+    assert plugins.check_point(point, plugins.backends["abacus"]) is None
+    spec = plugins.provider("endpoint/abacus").spec(point, backend, None)
+    resource = plugins.boot(spec, None)  # type: ignore[arg-type]
+    record = Record(session="s", point=point)
+    assert plugins.measuring(point, resource, record, lambda: 7) == 7
+    assert [spec.name for spec in plugins.telemetry_samplers(point, resource)] == ["beads"]
+    plugins.finish_record(record, point)
+    assert record.metrics["beads_moved_beads"].value == 3
+    assert plugins.comparison_policy("beads_moved_beads", "counting") == {"band": 0.5}
+    assert plugins.report_sections(None, [record]) == [("Counting", "1 records")]
+    assert plugins.sink("wall", None).write(tmp_path).state == "delivered"
+    plugins.configured(None)
+    plugins.point_recorded(record, str(tmp_path))
+    plugins.session_finished(None, 0)
+    assert first_version.SEEN == ["configured", "recorded", "finished"]
 
 
 def test_an_unknown_name_lists_what_is_known() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from neuronbench.hookspecs import hookimpl
 from neuronbench.protocols import BackendInfo, ProviderInfo
 
+NEURONBENCH_API = "1.1"
+
 
 @hookimpl
 def register_backends(register: Callable[[BackendInfo], None]) -> None:
