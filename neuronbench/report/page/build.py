@@ -26,14 +26,13 @@ _TONES: Final[Mapping[Verdict, Tone]] = {Verdict.REGRESSED: "bad", Verdict.IMPRO
 def document(content: Content, comparison: Comparison | None = None) -> Document:
     """The whole report. Reads tables of requests, steps and telemetry of a few records only."""
     grouped = by_lane(content.rows)
-    names = problems.labels([*content.readings, *content.boots])
     sections: list[Section] = []
     if comparison is not None:
         sections.append(Section(title="Comparison", anchor="comparison", blocks=compared(comparison)))
     for lane, rows in grouped.items():
         content.source.progress(f"lane {lane}")
         sections.append(
-            Section(title=_title(lane, content), anchor=f"lane-{_slug(lane)}", blocks=_lane(lane, rows, content, names))
+            Section(title=_title(lane, content), anchor=f"lane-{_slug(lane)}", blocks=_lane(lane, rows, content))
         )
     published = problems.published(content.rows, content)
     if published:
@@ -46,7 +45,7 @@ def document(content: Content, comparison: Comparison | None = None) -> Document
         Section(
             title="Environment",
             anchor="environment",
-            blocks=problems.environments([*content.readings, *content.boots], names, content),
+            blocks=problems.environments([*content.readings, *content.boots], content),
         ),
         Section(title="Definitions", anchor="definitions", blocks=[_definitions(content)]),
     ]
@@ -71,8 +70,8 @@ def _slug(lane: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", lane).strip("-") or "lane"
 
 
-def _lane(lane: str, rows: Sequence[Row], content: Content, names: dict[str, str]) -> list[Block]:
-    blocks: list[Block] = [*lanes.tables_of(lane, rows, content, names)]
+def _lane(lane: str, rows: Sequence[Row], content: Content) -> list[Block]:
+    blocks: list[Block] = [*lanes.tables_of(lane, rows, content)]
     blocks += curves.load_curve(lane, rows, content)
     blocks += curves.pareto(lane, rows, content)
     blocks += samples.distributions(lane, rows, content)
@@ -80,7 +79,10 @@ def _lane(lane: str, rows: Sequence[Row], content: Content, names: dict[str, str
     blocks += samples.timelines(lane, rows, content)
     failed = sum(len(row.readings) for row in rows if row.standing is Standing.FAILED)
     absent = sum(len(row.readings) for row in rows if row.standing is Standing.ABSENT)
-    told = [f"{failed} records failed" if failed else "", f"{absent} were not measured" if absent else ""]
+    told = [
+        f"{failed} record{'s' * (failed > 1)} failed" if failed else "",
+        f"{absent} were not measured" if absent else "",
+    ]
     if any(told):
         blocks.append(Text(lines=[f"{' and '.join(part for part in told if part)}: see Failures."]))
     return blocks

@@ -12,8 +12,8 @@ from neuronbench.report import tables
 from neuronbench.report.compiles import artifact_of
 from neuronbench.report.page.figure import Cell, Figure, Panel, Table, Text, Trace
 from neuronbench.report.page.gather import Content, instance_of
-from neuronbench.report.page.lanes import name_of, value_cell
-from neuronbench.report.page.rows import Row, Standing, benchmark_of, median_reading
+from neuronbench.report.page.lanes import label_of, value_cell
+from neuronbench.report.page.rows import Row, Standing, median_reading
 
 BOOTS: Final = 200
 BARS: Final = 16
@@ -87,10 +87,10 @@ def _boot_keys(readings: Sequence[Reading]) -> list[str]:
 
 
 def _heading(key: str) -> str:
-    name, _, unit = key.rpartition("_")
-    return f"{name.removeprefix('boot_').replace('_', ' ').replace('time', 'total')} {unit}".replace(
-        "graphs graphs", "graphs"
-    )
+    """`weights s` of `boot_weights_s`."""
+    names = {"boot_time_s": "total s", "compile_time_cold_s": "compile s", "graphs_graphs": "graphs"}
+    name, _, unit = key.removeprefix("boot_").removesuffix("_artifacts").rpartition("_")
+    return names.get(key) or f"{name.removesuffix('_time').replace('_', ' ')} {unit}".strip()
 
 
 def _metric_cell(metric: Metric | None) -> Cell:
@@ -169,7 +169,7 @@ def dollars(rows: Sequence[Row], content: Content) -> list[Table | Text]:
         if own:
             made += [_by_metric(row, each, content) for each in own]
         else:
-            if row.environment not in instances or not instances[row.environment]:
+            if row.environment not in instances:
                 record = content.source.record(row.readings[0])
                 instances[row.environment] = "" if record is None else instance_of(record)
             instance = instances[row.environment]
@@ -200,8 +200,8 @@ def dollars(rows: Sequence[Row], content: Content) -> list[Table | Text]:
     ]
 
 
-def _point(row: Row) -> Cell:
-    return Cell(text=f"{benchmark_of(row.point)} {row.point.backend} {name_of(row)}", marks=row.marks)
+def _point(row: Row, content: Content) -> Cell:
+    return Cell(text=label_of(row, content))
 
 
 def _by_metric(row: Row, key: str, content: Content) -> list[Cell | str]:
@@ -211,7 +211,7 @@ def _by_metric(row: Row, key: str, content: Content) -> list[Cell | str]:
     block = "block" in key
     return [
         row.point.lane,
-        _point(row),
+        _point(row, content),
         "–",
         key.removeprefix(_BY_METRIC).replace("_", " "),
         Cell(text=note or "–"),
@@ -238,7 +238,7 @@ def _by_price(row: Row, key: str, price: Price, content: Content) -> list[Cell |
             whole = Cell(text=_usd(per_million), href=where, title=title, sort=per_million)
     return [
         row.point.lane,
-        _point(row),
+        _point(row, content),
         value_cell(row, key, content),
         RATES[key],
         Cell(text=f"{price.instance}: {told}", title=price.source),

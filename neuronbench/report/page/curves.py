@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from neuronbench.model import Provenance, canonical_json
 from neuronbench.report.page.figure import SYMBOLS, Cell, Figure, Panel, Table, Text, Trace
 from neuronbench.report.page.gather import Content, cores_of
-from neuronbench.report.page.lanes import name_of, value_cell
+from neuronbench.report.page.lanes import label_of, value_cell
 from neuronbench.report.page.rows import Row, Standing, benchmark_of, median_reading, varying
 from neuronbench.training.curves import bounded
 
@@ -68,7 +69,7 @@ class Series:
     rows: Sequence[Row]
 
 
-def series_of(rows: Sequence[Row], shape: Shape) -> list[Series]:
+def series_of(rows: Sequence[Row], shape: Shape, content: Content) -> list[Series]:
     """Points with the metrics of `shape`, by all they share but the load; those with the most points first."""
     fit = [
         row
@@ -89,13 +90,23 @@ def series_of(rows: Sequence[Row], shape: Shape) -> list[Series]:
         groups.setdefault(key, []).append(row)
         axes[key] = axis
     differing = varying([members[0] for members in groups.values()])
-    several = len({row.environment for row in fit}) > 1
     found = []
     for key, members in groups.items():
         axis = axes[key]
         members.sort(key=lambda row: _load(row, axis))
-        name = _name(members[0], [each for each in differing if each != axis], several)
-        found.append(Series(name=name, axis=axis, rows=members))
+        found.append(Series(name=_name(members[0], axis, differing), axis=axis, rows=members))
+    names = Counter(one.name for one in found)
+    found = [
+        one
+        if names[one.name] == 1
+        else replace(one, name=f"{one.name} {content.environments[one.rows[0].environment]}")
+        for one in found
+    ]
+    names = Counter(one.name for one in found)
+    found = [
+        one if names[one.name] == 1 else replace(one, name=f"{one.name} #{number}")
+        for number, one in enumerate(found, start=1)
+    ]
     return sorted(found, key=lambda one: -len(one.rows))
 
 
@@ -104,19 +115,19 @@ def _load(row: Row, axis: str) -> float:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
 
 
-def _name(row: Row, differing: Sequence[str], several: bool) -> str:
-    """Benchmark, backend, and what else tells a series from the others."""
-    params = [f"{name} {row.point.params[name]}" for name in differing if name in row.point.params]
-    environment = [f"env {row.environment[:6]}"] if several else []
+def _name(row: Row, axis: str, differing: Sequence[str]) -> str:
+    """Benchmark, backend, and what else tells a series from the others: axes first, then the model."""
+    named = [name for name in differing if name != axis and (name in row.point.axes or name == "model")]
+    params = [f"{name} {row.point.params[name]}" for name in named if name in row.point.params]
     provenance = row.readings[0].provenance
     marks = [] if provenance is Provenance.MEASURED else [f"({provenance.value})"]
-    return " ".join([benchmark_of(row.point), row.point.backend, *params[:4], *environment, *marks])
+    return " ".join([benchmark_of(row.point), row.point.backend, *params[:4], *marks])
 
 
 def load_curve(lane: str, rows: Sequence[Row], content: Content) -> list[Figure | Table | Text]:
     """Latency over throughput, a line for each series, and the knees; nothing where no point has both."""
     for shape in SHAPES:
-        many = series_of(rows, shape)
+        many = series_of(rows, shape, content)
         if many:
             return [_curve(lane, many, shape, content), *_knees(many, shape, content)]
     return []
@@ -198,17 +209,16 @@ def points(
         mode="markers",
         colour=colour,
         symbol=SYMBOLS.get(rows[0].mark, "cross"),
-        texts=[_told(row, key) for row in rows],
+        texts=[_told(row, key, content) for row in rows],
         links=[content.source.link(median_reading(row, [key])) for row in rows],
         low=[None if end is None else end.least for end in ends],
         high=[None if end is None else end.most for end in ends],
     )
 
 
-def _told(row: Row, key: str) -> str:
-    repeats = len(row.readings)
-    marks = f" ({', '.join(row.marks)})" if row.marks else ""
-    return f"{benchmark_of(row.point)} {name_of(row)}{marks}: {key}" + (f", {repeats} repeats" if repeats > 1 else "")
+def _told(row: Row, key: str, content: Content) -> str:
+    repeats = f"median of {len(row.readings)} repeats" if len(row.readings) > 1 else ""
+    return ": ".join(part for part in (label_of(row, content), ", ".join(filter(None, (key, repeats)))) if part)
 
 
 def _legend(marks: Sequence[str] | dict[str, None]) -> list[str]:

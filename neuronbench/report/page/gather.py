@@ -157,10 +157,9 @@ def _is_count(value: Json) -> bool:
 
 
 def instance_of(record: Record) -> str:
-    """The type of instance it was measured on; empty when nothing says it."""
+    """The type of instance it was measured on, by its environment; empty when nothing says it."""
     facts = record.environment.facts
-    found = facts.get("backend.instance_type") or facts.get("neuron.instance_type") or record.point.get("instance_type")
-    return str(found or "")
+    return str(facts.get("backend.instance_type") or facts.get("neuron.instance_type") or "")
 
 
 @dataclass(kw_only=True)
@@ -184,6 +183,12 @@ class Content:
     version: str = ""
     left_out: Sequence[str] = ()
     """Receipts that could not be read."""
+    environments: Mapping[str, str] = field(init=False)
+    """Key → `E1`, `E2`, ... in order of appearance."""
+
+    def __post_init__(self) -> None:
+        keys = dict.fromkeys(reading.environment_key for reading in [*self.readings, *self.boots])
+        self.environments = {key: f"E{number}" for number, key in enumerate(keys, start=1)}
 
     @property
     def readings(self) -> list[Reading]:

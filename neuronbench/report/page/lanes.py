@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from neuronbench.compare.reading import Reading
@@ -27,7 +27,7 @@ _TITLES: Final = {
 }
 
 
-def tables_of(lane: str, rows: Sequence[Row], content: Content, environments: Mapping[str, str]) -> list[Table | Text]:
+def tables_of(lane: str, rows: Sequence[Row], content: Content) -> list[Table | Text]:
     """The headline first; then provisional, invalid, imported, simulated, each with its gates."""
     found: list[Table | Text] = []
     for standing, title in _TITLES.items():
@@ -37,7 +37,7 @@ def tables_of(lane: str, rows: Sequence[Row], content: Content, environments: Ma
         if not members:
             found.append(Text(lines=["No valid record of this lane: there is no number to quote."]))
             continue
-        found.append(_table(title or "Headline", standing, members, content, environments, lane))
+        found.append(_table(title or "Headline", standing, members, content, lane))
         gates = _gate_lines(members, content)
         if gates and standing is not Standing.VALID:
             found.append(Text(lines=gates, bullet=True))
@@ -71,9 +71,15 @@ def name_of(row: Row) -> str:
     return row.point.id.removeprefix(stem).lstrip("-") or row.point.id or "–"
 
 
-def _table(
-    title: str, standing: Standing, rows: Sequence[Row], content: Content, environments: Mapping[str, str], lane: str
-) -> Table:
+def label_of(row: Row, content: Content) -> str:
+    """A point outside of its table: benchmark, backend, name, its environment where there are several, its marks."""
+    several = len(content.environments) > 1
+    environment = [content.environments[row.environment]] if several else []
+    marks = [f"({', '.join(row.marks)})"] if row.marks else []
+    return " ".join([benchmark_of(row.point), row.point.backend, name_of(row), *environment, *marks])
+
+
+def _table(title: str, standing: Standing, rows: Sequence[Row], content: Content, lane: str) -> Table:
     keys = keys_of(rows, content.headline(lane))
     several = len({row.environment for row in rows}) > 1
     gated = any(row.gates for row in rows) and standing is not Standing.VALID
@@ -87,7 +93,7 @@ def _table(
             benchmark_of(row.point),
             row.point.backend,
             Cell(text=name_of(row), title=_params(row)),
-            *([Cell(text=environments.get(row.environment, "–"), href="#environment")] if several else []),
+            *([Cell(text=content.environments[row.environment], href="#environment")] if several else []),
             Cell(text=row.outcomes, tone="good" if row.outcomes == "ok" else "warn", marks=row.marks),
             _repeats(row),
             _count(row, keys),
@@ -163,7 +169,9 @@ def _repeats(row: Row) -> Cell:
 
 def _count(row: Row, keys: Sequence[str]) -> Cell:
     found = next((summary for key in keys if (summary := row.get(key)) is not None), None)
-    return Cell(text="–") if found is None else Cell(text=str(found.n), sort=float(found.n))
+    if found is None:
+        return Cell(text="–")
+    return Cell(text=str(found.n), sort=float(found.n), title=f"observations of {found.kind.key}; the others' at them")
 
 
 def _params(row: Row) -> str:

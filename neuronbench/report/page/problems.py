@@ -10,8 +10,8 @@ from neuronbench.compare.reading import Reading
 from neuronbench.model import Json, Record
 from neuronbench.report.page.figure import Cell, Table, Text
 from neuronbench.report.page.gather import Content
-from neuronbench.report.page.lanes import amount, name_of
-from neuronbench.report.page.rows import Row, Standing, benchmark_of
+from neuronbench.report.page.lanes import amount, label_of
+from neuronbench.report.page.rows import Row, Standing
 
 GROUPS: Final = 60
 NAMES: Final = 5
@@ -76,7 +76,7 @@ def _failure_tables(
     columns = ["class", "phase", "records", "causal line", "remedy", "receipt"]
     return [
         Table(
-            title=f"{len(failed)} failures",
+            title=f"{len(failed)} failure{'s' * (len(failed) != 1)}",
             columns=columns,
             rows=rows,
             right=frozenset({2}),
@@ -116,15 +116,7 @@ def _absent(absent: Sequence[Reading]) -> Table:
 # environments
 
 
-def labels(readings: Sequence[Reading]) -> dict[str, str]:
-    """Key of an environment → `E1`, `E2`, ... in order of appearance."""
-    found: dict[str, str] = {}
-    for reading in readings:
-        found.setdefault(reading.environment_key, f"E{len(found) + 1}")
-    return found
-
-
-def environments(readings: Sequence[Reading], names: Mapping[str, str], content: Content) -> list[Table | Text]:
+def environments(readings: Sequence[Reading], content: Content) -> list[Table | Text]:
     """Facts of each environment that anything was measured in; in what they differ comes first."""
     first: dict[str, Reading] = {}
     for reading in readings:
@@ -145,7 +137,7 @@ def environments(readings: Sequence[Reading], names: Mapping[str, str], content:
         return _told(records[key].environment.facts.get(name))
 
     differing = [name for name in ordered if len({value(key, name) for key in records}) > 1]
-    columns = ["fact", *(f"{names.get(key, '?')} ({key[:8] or 'unknown'})" for key in records)]
+    columns = ["fact", *(f"{content.environments.get(key, '?')} ({key[:8] or 'unknown'})" for key in records)]
     heads: list[list[Cell | str]] = [
         ["first receipt", *(Cell(text=first[key].receipt_id, href=content.source.link(first[key])) for key in records)]
     ]
@@ -251,7 +243,7 @@ def _published_row(row: Row, reading: Reading, told: Mapping[str, Json], content
     where = f"{told.get('edition')}, {told.get('instance_type')}, SDK {told.get('sdk_version')}, {told.get('as_of')}"
     return [
         Cell(
-            text=f"{benchmark_of(row.point)} {row.point.backend} {name_of(row)}",
+            text=label_of(row, content),
             marks=row.marks,
             href=content.source.link(reading),
         ),

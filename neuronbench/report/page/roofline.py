@@ -12,19 +12,20 @@ from typing import Final
 
 from neuronbench.catalog.accelerators import accelerator_of
 from neuronbench.catalog.instances import instance_of as instance_type
-from neuronbench.model import Json, Record
+from neuronbench.model import Json, Record, Validity
 from neuronbench.report.page.figure import SYMBOLS, Cell, Figure, Panel, Table, Text, Trace
 from neuronbench.report.page.gather import Content, cores_of, instance_of
-from neuronbench.report.page.lanes import name_of
-from neuronbench.report.page.rows import Row, Standing, benchmark_of, median_reading, order
+from neuronbench.report.page.lanes import label_of
+from neuronbench.report.page.rows import Row, Standing, median_reading, order
 
 POINTS: Final = 60
 BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0}
 HOW: Final = (
     "Intensity: FLOPs per byte of weights read, at most: a decoded token is 2 × parameters, and the weights are read "
     "once for all requests in flight; of a compiled model once for a batch; of a training step once for its sequences. "
-    "Caches and activations are not counted, so a point's true place is further left. Attention is left out of serving "
-    "and compiled models. Prompts are not counted in a served model's rate."
+    "Caches and activations are not counted, so a point's true place is further left. Of served and compiled models "
+    "attention is left out, and rows of an embedding that are looked up count as if they were multiplied. Prompts are "
+    "not counted in a served model's rate."
 )
 
 
@@ -156,8 +157,9 @@ def roof(record: Record, floors: Mapping[str, Record]) -> Roof | str:
     matmul, triad = _value(floor, "matmul_rate_max_GFLOP_s"), _value(floor, "memory_bandwidth_max_GB_s")
     if not matmul or not triad:
         return f"{floor.receipt_id} has not both a matrix product and a memory bandwidth"
+    mark = "" if floor.validity is Validity.VALID else f", {floor.validity.value}"
     return Roof(
-        name=f"this host, float32, as measured ({floor.receipt_id})",
+        name=f"this host, float32, as measured{mark} ({floor.receipt_id})",
         flops=matmul * 1e9,
         bandwidth=triad * 1e9,
         source=f"largest matrix product and triad of {floor.receipt_id}",
@@ -165,10 +167,11 @@ def roof(record: Record, floors: Mapping[str, Record]) -> Roof | str:
 
 
 def _floors(content: Content) -> dict[str, Record]:
-    """By host, the youngest record of what it can do at best."""
+    """By host, the youngest record of what it can do at best; one that may be quoted, where there is one."""
     found = {}
-    for row in content.rows:
-        if row.point.lane == "host" and row.value("memory_bandwidth_max_GB_s"):
+    for row in sorted(content.rows, key=lambda row: row.standing is Standing.VALID):
+        usable = row.standing in (Standing.VALID, Standing.PROVISIONAL)
+        if usable and row.point.lane == "host" and row.value("memory_bandwidth_max_GB_s"):
             record = content.source.record(row.readings[-1])
             if record is not None:
                 found[str(record.environment.facts.get("host.id"))] = record
@@ -230,7 +233,7 @@ def _figure(placed: Sequence[tuple[Row, Record, Place, Roof | None]], content: C
                 mode="markers",
                 colour=lanes.index(lane),
                 symbol=SYMBOLS.get(mark, "cross"),
-                texts=[f"{benchmark_of(row.point)} {name_of(row)}: {where.how}" for row, where in members],
+                texts=[f"{label_of(row, content)}: {where.how}" for row, where in members],
                 links=[content.source.link(median_reading(row, [])) for row, _ in members],
             )
         )
@@ -245,18 +248,27 @@ def _table(placed: Sequence[tuple[Row, Record, Place, Roof | None]], content: Co
     for row, _, where, over in placed:
         attainable = None if over is None else min(over.flops, where.intensity * over.bandwidth)
         nearer = "–" if over is None else "memory" if where.intensity < over.ridge else "arithmetic"
-        share = "–" if attainable is None else f"{100 * where.flops / attainable:.3g}%"
+        share = None if attainable is None else where.flops / attainable
         href = content.source.link(median_reading(row, []))
         rows.append(
             [
                 row.point.lane,
-                Cell(text=f"{benchmark_of(row.point)} {row.point.backend} {name_of(row)}", marks=row.marks),
+                label_of(row, content),
                 Cell(text=f"{where.intensity:.4g}", href=href, title=where.how, sort=where.intensity),
                 Cell(text=f"{where.flops / 1e9:,.4g}", href=href, title=where.how, sort=where.flops),
                 nearer,
-                Cell(text=share, title="of what the nearer roof allows at this intensity"),
+                _share(share),
                 Cell(text="–" if over is None else over.name, title="" if over is None else over.source),
             ]
         )
     columns = ["lane", "point", "FLOPs/byte", "GFLOP/s", "nearer roof", "share of it", "roof"]
     return Table(title="Places under the roof", columns=columns, rows=rows, right=frozenset({2, 3, 5}), folded=True)
+
+
+def _share(share: float | None) -> Cell:
+    if share is None:
+        return Cell(text="–", tone="faint")
+    if share > 1:
+        title = "the roof was not the best that this hardware can do, or these FLOP/s are too many: see the note"
+        return Cell(text="above it", title=title, tone="warn", sort=share)
+    return Cell(text=f"{100 * share:.3g}%", title="of what the nearer roof allows at this intensity", sort=share)

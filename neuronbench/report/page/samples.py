@@ -13,8 +13,8 @@ from neuronbench.model import Record
 from neuronbench.report.figures import _window_s as window_of
 from neuronbench.report.page.figure import Band, Figure, Panel, Trace
 from neuronbench.report.page.gather import Content
-from neuronbench.report.page.lanes import name_of
-from neuronbench.report.page.rows import Row, Standing, benchmark_of, median_reading, order
+from neuronbench.report.page.lanes import label_of
+from neuronbench.report.page.rows import Row, Standing, median_reading, order
 from neuronbench.report.requests import COLUMNS, Requests, requests_of, token_instants
 from neuronbench.training import curves
 
@@ -80,11 +80,6 @@ def _marks(shown: Sequence[tuple[Row, Reading, Record]]) -> list[str]:
     return list(dict.fromkeys(mark for row, _, _ in shown for mark in row.marks))
 
 
-def _label(row: Row) -> str:
-    marks = f" ({', '.join(row.marks)})" if row.marks else ""
-    return f"{benchmark_of(row.point)} {row.point.backend} {name_of(row)}{marks}"
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # distributions
 
@@ -107,7 +102,7 @@ def distributions(lane: str, rows: Sequence[Row], content: Content) -> list[Figu
         for index, (row, reading, _, requests) in enumerate(loaded):
             x, y = cumulative(requests, getattr(requests, name), with_failures=with_failures)
             if len(x):
-                label = _label(row)
+                label = label_of(row, content)
                 traces.append(
                     Trace(
                         name=label,
@@ -168,7 +163,7 @@ def timelines(lane: str, rows: Sequence[Row], content: Content) -> list[Figure]:
         notes.append(_rule(shown, rows, "Timelines"))
         found.append(
             Figure(
-                title=f"{lane}: {_label(row)} over time",
+                title=f"{lane}: {label_of(row, content)} over time",
                 x="seconds since the first request",
                 panels=panels,
                 bands=bands,
@@ -283,7 +278,7 @@ def losses(lane: str, rows: Sequence[Row], content: Content) -> list[Figure]:
         steps, values = columns["step"], columns["loss"].astype(float)
         if not len(steps):
             continue
-        label, where = _label(row), content.source.link(reading)
+        label, where = label_of(row, content), content.source.link(reading)
         kept = curves.thinned(values, STEPS)
         finite = np.isfinite(values)
         shared: dict[str, Any] = {"colour": index, "dashed": bool(row.marks), "group": label}

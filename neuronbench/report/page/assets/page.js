@@ -4,7 +4,7 @@
 (() => {
   const SYMBOLS = { dot: "circle", open: "circle-open", square: "square-open", diamond: "diamond-open", cross: "x" };
   const ROWS = 25;
-  const SEARCHABLE = 12;
+  const SEARCHABLE = 8;
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(typeof name === "number" ? `--c${name % 8}` : `--${name}`).trim();
   // plotly takes a few tags for markup in its labels
@@ -45,7 +45,9 @@
     }
     if (trace.links) made.customdata = trace.links;
     if (trace.texts) made.text = trace.texts.map(escape);
-    made.hovertemplate = (trace.texts ? "%{text}<br>" : `${made.name.replace(/[%{}]/g, " ")}<br>`) + "%{x}, %{y}<extra></extra>";
+    // a line through points is not what is pointed at
+    if (!trace.texts && data.panels[panel].traces.some((other) => other.texts)) made.hoverinfo = "skip";
+    else made.hovertemplate = (trace.texts ? "%{text}<br>" : `${made.name.replace(/[%{}]/g, " ")}<br>`) + "%{x}, %{y}<extra></extra>";
     if (trace.low && trace.high && trace.mode !== "bars") {
       made.error_y = {
         type: "data", symmetric: false, color: ink, thickness: 1, width: 2,
@@ -112,8 +114,8 @@
       figure.classList.add("drawn");
       if (first) {
         plot.on("plotly_click", (event) => {
-          const link = event.points.length ? event.points[0].customdata : "";
-          if (typeof link === "string" && link) open(link, "_blank", "noopener");
+          const hit = event.points.find((point) => typeof point.customdata === "string" && point.customdata);
+          if (hit) open(hit.customdata, "_blank", "noopener");
         });
       }
     });
