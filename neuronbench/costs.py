@@ -55,13 +55,16 @@ def of(record: Record) -> list[Metric]:
     price = _price(facts)
     if record.kind != "point" or (price is None and f"{PREFIX}missing" not in facts):
         return []
+    reason = str(facts.get(f"{PREFIX}missing", ""))
+    if record.resource is not None and record.resource.facts.get("external"):
+        price, reason = None, "the server is somebody else's, and so is what its machine costs"
     made: dict[str, Metric] = {}
     for key, id_, stat in _RATES:
         rate = record.metrics.get(key)
         if rate is None:
             continue
         if price is None:
-            costs = [metric(id_, None, stat=stat, n=rate.n, note=str(facts[f"{PREFIX}missing"]))]
+            costs = [metric(id_, None, stat=stat, n=rate.n, note=reason)]
         else:
             costs = list(_costs(record, rate, id_, stat, price))
         made.update({cost.key: cost for cost in costs if cost.key not in made})

@@ -9,7 +9,7 @@ import pytest
 from neuronbench import costs
 from neuronbench.config import ConfigError, load
 from neuronbench.definitions import metric
-from neuronbench.model import Environment, FrozenMap, Metric, Point, Record
+from neuronbench.model import Environment, FrozenMap, Metric, Point, Record, ResourceRef
 
 ON_DEMAND = {"backend.instance_type": "inf2.xlarge", "backend.region": "us-west-2", "backend.life_cycle": "on-demand"}
 BLOCK = {
@@ -101,6 +101,13 @@ def test_a_machine_that_nobody_rents_has_no_costs() -> None:
     assert costs.price_facts({"backend.instance_type": "m7i.large"}, {}) == {}
     assert of(record(ON_DEMAND, throughput(100.0), kind="boot")) == {}
     assert of(record(ON_DEMAND)) == {}
+
+
+def test_somebody_else_s_server_has_no_cost_by_this_machine_s_price() -> None:
+    external = ResourceRef(id="r", kind="endpoint", spec=FrozenMap(), facts=FrozenMap(external=True))
+    (cost,) = of(record(ON_DEMAND, throughput(100.0), resource=external)).values()
+    assert cost.value is None
+    assert "somebody else's" in cost.note
 
 
 def test_a_capacity_block_has_two_costs() -> None:
