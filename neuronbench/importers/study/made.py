@@ -8,7 +8,7 @@ from typing import Any, Final
 from neuronbench import stats
 from neuronbench.definitions import metric
 from neuronbench.engines.base import number
-from neuronbench.importers.base import Imported, instant, plain, text
+from neuronbench.importers.base import Imported, instant, plain, text, whole
 from neuronbench.importers.study.files import CSV, Place, Samples, read_samples, sibling
 from neuronbench.model import Failure, Gate, Json, Metric, RecordKind
 from neuronbench.telemetry.summary import telemetry_gate
@@ -81,6 +81,9 @@ def environment(data: Mapping[str, Any]) -> dict[str, Json]:
         facts |= {f"stack.{text(name, 80)}": text(value) for name, value in versions.items() if isinstance(value, str)}
     if isinstance(config, Mapping):
         flags, kind = config.get("neuron_cc_flags"), config.get("instance_type")
+        cores = whole(config.get("world_size") or config.get("tensor_parallel_size"))
+        if cores is not None:
+            facts["backend.cores"] = cores
         if isinstance(flags, str):
             facts["env.NEURON_CC_FLAGS"] = text(flags, 500)
         if isinstance(kind, str):

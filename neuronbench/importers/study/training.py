@@ -39,7 +39,6 @@ def run(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         "accumulation": whole(config.get("grad_accum")),
         "epochs": whole(config.get("epochs")),
         "max_steps": whole(config.get("max_steps")),
-        "tp_degree": whole(config.get("tensor_parallel_size")),
         "dp_degree": whole(config.get("data_parallel_size")),
         "seed": whole(config.get("seed")),
         "data_seed": whole(mapping(data.get("provenance") or {}, "provenance").get("data_seed")),
@@ -148,8 +147,14 @@ def _share(held: Any) -> float | None:
 
 def _adapter(data: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """Whether most of the model is frozen."""
-    trained, held = number_of(data, "params_trainable"), number_of(data, "params_total")
-    return trained < held if trained is not None and held else bool(config.get("lora_r"))
+    for trained, held in (
+        ("params_trainable", "params_total"),
+        ("params_local_shard_trainable", "params_local_shard_total"),
+    ):
+        part, whole_model = number_of(data, trained), number_of(data, held)
+        if part is not None and whole_model:
+            return part < whole_model / 2
+    return bool(config.get("lora_r"))
 
 
 def _finite(trace: Sequence[Mapping[str, Any]]) -> Gate:
