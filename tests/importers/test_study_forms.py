@@ -236,7 +236,7 @@ def test_a_wrapper_is_no_cause_and_the_log_beside_it_has_one(tmp_path: Path) -> 
     assert (bare.error.kind, bare.error.causal_line) == ("engine_died", "")
     log = write(tmp_path, str(Path(where).with_name("boot.server.log")), "")
     log.write_text(
-        "INFO loading\nERROR [NCC_EOOM002] Maximum peak HBM usage of 18GB exceeds\n" + LOAD_FAILURE["reason"]
+        "INFO loading\nERROR [NCC_EOOM002] Maximum peak HBM usage of 18GB exceeds\n" + str(LOAD_FAILURE["reason"])
     )
     told = one(tmp_path, "load_failure")
     assert told.error is not None
