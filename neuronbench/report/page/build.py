@@ -11,7 +11,7 @@ from neuronbench.compare import Comparison, Verdict
 from neuronbench.compare import Row as Compared
 from neuronbench.definitions import DEFINITIONS
 from neuronbench.report import comparison as words
-from neuronbench.report.page import costs, curves, lanes, problems, roofline, samples
+from neuronbench.report.page import costs, curves, frontier, lanes, problems, roofline, samples
 from neuronbench.report.page.figure import Block, Cell, Document, Section, Table, Text, Tone
 from neuronbench.report.page.gather import Content
 from neuronbench.report.page.rows import Row, Standing, by_lane
@@ -20,6 +20,7 @@ COMPARED: Final = 300
 """Rows of a comparison."""
 OUTCOMES: Final = 200
 SESSIONS: Final = 6
+_NAMES: Final = {Standing.ABSENT: "not measured"}
 _TONES: Final[Mapping[Verdict, Tone]] = {Verdict.REGRESSED: "bad", Verdict.IMPROVED: "good", Verdict.UNCHANGED: "faint"}
 
 
@@ -73,7 +74,7 @@ def _slug(lane: str) -> str:
 def _lane(lane: str, rows: Sequence[Row], content: Content) -> list[Block]:
     blocks: list[Block] = [*lanes.tables_of(lane, rows, content)]
     blocks += curves.load_curve(lane, rows, content)
-    blocks += curves.pareto(lane, rows, content)
+    blocks += frontier.pareto(lane, rows, content)
     blocks += samples.distributions(lane, rows, content)
     blocks += samples.losses(lane, rows, content)
     blocks += samples.timelines(lane, rows, content)
@@ -101,7 +102,11 @@ def _top(content: Content) -> list[tuple[str, str]]:
     commits = list(dict.fromkeys(str(reading.context.get("git.commit") or "")[:10] for reading in readings))
     dirty = any(reading.context.get("git.dirty") for reading in readings)
     facts = [
-        ("receipts", ", ".join(f"{count} {standing.value}" for standing, count in counts.items()) or "none"),
+        (
+            "receipts",
+            ", ".join(f"{count} {_NAMES.get(standing, standing.value)}" for standing, count in counts.items())
+            or "none",
+        ),
         ("points", f"{len(content.rows)}, {len(content.boots)} boots and compilations"),
         ("sessions", ", ".join(sessions[:SESSIONS]) + more),
         ("measured", f"{_day(instants[0])} … {_day(instants[-1])} UTC" if instants else "unknown"),

@@ -1,4 +1,4 @@
-"""What a lane's points say together: latency over throughput, its knee, and the frontier between users and cores."""
+"""What a lane's points say together: latency over throughput, and where it turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from neuronbench.model import Provenance, canonical_json
 from neuronbench.report.page.figure import SYMBOLS, Cell, Figure, Panel, Table, Text, Trace
-from neuronbench.report.page.gather import Content, cores_of
+from neuronbench.report.page.gather import Content
 from neuronbench.report.page.lanes import label_of, value_cell
 from neuronbench.report.page.rows import Row, Standing, benchmark_of, median_reading, varying
 from neuronbench.training.curves import bounded
@@ -19,16 +19,12 @@ LOADS: Final = ("concurrency", "rate", "request_rate", "workers", "batch_size")
 SERIES: Final = 8
 POINTS: Final = 200
 KNEE_NEEDS: Final = 3
-SHOWN: Final = (
-    Standing.VALID, Standing.PROVISIONAL, Standing.IMPORTED, Standing.SIMULATED, Standing.INVALID,
-)  # fmt: skip
+SHOWN: Final = (Standing.VALID, Standing.PROVISIONAL, Standing.IMPORTED, Standing.SIMULATED)
+VALUE: Final = 32
+"""Characters of a parameter's value in a name."""
 KNEE: Final = (
     "Knee: the load at which throughput / median latency is largest (Kleinrock's power, 1979); beside it the load with "
     "the most good requests a second, where limits were set. Valid points of one environment, three loads at least."
-)
-PARETO: Final = (
-    "tok/s a user sees: 1000 / TPOT p50. tok/s a core: output tok/s / cores of the resource. A point is on the "
-    "frontier when no valid point is better in both."
 )
 
 
@@ -69,14 +65,27 @@ class Series:
     rows: Sequence[Row]
 
 
+def shown(rows: Sequence[Row]) -> list[Row]:
+    """What is drawn. Numbers of invalid records say nothing and would set the scale: they are only drawn where there is
+    nothing else."""
+    found = [row for row in rows if row.standing in SHOWN]
+    return found or [row for row in rows if row.standing is Standing.INVALID]
+
+
+def not_drawn(rows: Sequence[Row]) -> list[str]:
+    """Says so of invalid points that are left out."""
+    count = sum(row.standing is Standing.INVALID for row in rows)
+    if not count or not any(row.standing in SHOWN for row in rows):
+        return []
+    return [f"{count} invalid point{'s are' if count > 1 else ' is'} not drawn: see the table of invalid ones."]
+
+
 def series_of(rows: Sequence[Row], shape: Shape, content: Content) -> list[Series]:
     """Points with the metrics of `shape`, by all they share but the load; those with the most points first."""
     fit = [
         row
-        for row in rows
-        if row.standing in SHOWN
-        and row.value(shape.x) is not None
-        and any(row.value(key) is not None for _, keys in shape.y for key in keys)
+        for row in shown(rows)
+        if row.value(shape.x) is not None and any(row.value(key) is not None for _, keys in shape.y for key in keys)
     ]
     groups: dict[tuple[str, str, str, str, str, str], list[Row]] = {}
     axes: dict[tuple[str, str, str, str, str, str], str] = {}
@@ -118,10 +127,14 @@ def _load(row: Row, axis: str) -> float:
 def _name(row: Row, axis: str, differing: Sequence[str]) -> str:
     """Benchmark, backend, and what else tells a series from the others: axes first, then the model."""
     named = [name for name in differing if name != axis and (name in row.point.axes or name == "model")]
-    params = [f"{name} {row.point.params[name]}" for name in named if name in row.point.params]
+    params = [f"{name} {_short(str(row.point.params[name]))}" for name in named if name in row.point.params]
     provenance = row.readings[0].provenance
     marks = [] if provenance is Provenance.MEASURED else [f"({provenance.value})"]
     return " ".join([benchmark_of(row.point), row.point.backend, *params[:4], *marks])
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= VALUE else f"{text[: VALUE - 1]}…"
 
 
 def load_curve(lane: str, rows: Sequence[Row], content: Content) -> list[Figure | Table | Text]:
@@ -129,29 +142,29 @@ def load_curve(lane: str, rows: Sequence[Row], content: Content) -> list[Figure 
     for shape in SHAPES:
         many = series_of(rows, shape, content)
         if many:
-            return [_curve(lane, many, shape, content), *_knees(many, shape, content)]
+            return [_curve(lane, many, shape, not_drawn(rows), content), *_knees(many, shape, content)]
     return []
 
 
-def _curve(lane: str, many: Sequence[Series], shape: Shape, content: Content) -> Figure:
-    shown, notes, marks = many[:SERIES], [], dict[str, None]()
+def _curve(lane: str, many: Sequence[Series], shape: Shape, notes: list[str], content: Content) -> Figure:
+    drawn, marks = many[:SERIES], dict[str, None]()
     if len(many) > SERIES:
         notes.append(f"{SERIES} of {len(many)} series are drawn: those with the most loads.")
     panels = []
     for label, keys in shape.y:
         traces = []
-        for colour, one in enumerate(shown):
+        for colour, one in enumerate(drawn):
             for number, key in enumerate(keys):
-                kept, thinned = _thinned([row for row in one.rows if row.value(key) is not None])
-                if thinned and number == 0:
-                    notes.append(f"{one.name}: {len(kept)} of {thinned} points are drawn.")
+                kept, all_ = thinned([row for row in one.rows if row.value(key) is not None])
+                if all_ and number == 0:
+                    notes.append(f"{one.name}: {len(kept)} of {all_} points are drawn.")
                 traces += _traces(one, kept, shape.x, key, colour, dashed=number > 0, content=content)
                 marks.update(dict.fromkeys(mark for row in kept for mark in row.marks))
         panels.append(Panel(traces=traces, y=label, from_zero=True))
-    axes = ", ".join(dict.fromkeys(one.axis for one in shown if one.axis))
+    axes = ", ".join(dict.fromkeys(one.axis for one in drawn if one.axis))
     if axes:
         notes.insert(0, f"Along a line {axes} rises. Solid: p50, dashed: p99." if len(shape.y[0][1]) > 1 else "")
-    notes += _legend(marks)
+    notes += legend(marks)
     return Figure(
         title=f"{lane}: latency over throughput",
         x=shape.x_label,
@@ -161,7 +174,7 @@ def _curve(lane: str, many: Sequence[Series], shape: Shape, content: Content) ->
     )
 
 
-def _thinned(rows: Sequence[Row]) -> tuple[list[Row], int]:
+def thinned(rows: Sequence[Row]) -> tuple[list[Row], int]:
     if len(rows) <= POINTS:
         return list(rows), 0
     return [rows[index] for index in bounded(len(rows), POINTS)], len(rows)
@@ -221,7 +234,7 @@ def _told(row: Row, key: str, content: Content) -> str:
     return ": ".join(part for part in (label_of(row, content), ", ".join(filter(None, (key, repeats)))) if part)
 
 
-def _legend(marks: Sequence[str] | dict[str, None]) -> list[str]:
+def legend(marks: Sequence[str] | dict[str, None]) -> list[str]:
     words = {"open": "hollow circles", "square": "squares", "diamond": "diamonds", "cross": "crosses"}
     told = [f"{words[SYMBOLS[mark]]}: {mark}" for mark in marks if mark in SYMBOLS]
     return [f"Not a headline: {', '.join(told)}."] if told else []
@@ -286,80 +299,3 @@ def _knees(many: Sequence[Series], shape: Shape, content: Content) -> list[Table
         return [Text(lines=missing, bullet=True)] if missing else []
     columns = ["series", "knee at", shape.x_label, "median latency ms", "bracketed", "most good req/s", "at"]
     return [Table(title="Knee", columns=columns, rows=rows, right=frozenset({2, 3, 5}), notes=notes)]
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# users against cores
-
-
-def user_rate(row: Row) -> float | None:
-    """Tokens per second that one user sees: 1000 / TPOT p50 (ms)."""
-    tpot = row.value("tpot_p50_ms")
-    return None if not tpot else 1e3 / tpot
-
-
-def pareto(lane: str, rows: Sequence[Row], content: Content) -> list[Figure | Text]:
-    """tok/s per user against tok/s per core, with the frontier of the valid points; nothing without such points."""
-    fit = [row for row in rows if row.standing in SHOWN and user_rate(row) and row.value("output_throughput_tok_s")]
-    if not fit:
-        return []
-    known: dict[tuple[str, str], tuple[float, str] | None] = {}
-    for row in fit:
-        key = _hardware(row)
-        if key not in known:
-            record = content.source.record(row.readings[0])
-            known[key] = None if record is None else cores_of(record)
-    told = [row for row in fit if known[_hardware(row)] is not None]
-    without = len(fit) - len(told)
-    notes = [PARETO]
-    if without:
-        notes.append(f"{without} points are left out: nothing says how many cores they had.")
-    if not told:
-        return [Text(lines=[f"{lane}: no frontier of tok/s per user and per core. {notes[-1]}"])]
-
-    def per_core(row: Row) -> float | None:
-        cores, rate = known[_hardware(row)], row.value("output_throughput_tok_s")
-        return None if cores is None or rate is None else rate / cores[0]
-
-    notes.append("cores: " + ", ".join(sorted({f"{c[0]:g} ({c[1]})" for c in known.values() if c is not None})))
-    valid = [row for row in told if row.standing is Standing.VALID]
-    best = frontier([(per_core(row) or 0.0, user_rate(row) or 0.0) for row in valid])
-    traces = []
-    if best:
-        traces.append(Trace(name="frontier", x=[x for x, _ in best], y=[y for _, y in best], colour="ink", dashed=True))
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in told:
-        groups.setdefault((f"{benchmark_of(row.point)} {row.point.backend}", row.mark), []).append(row)
-    names = list(dict.fromkeys(name for name, _ in groups))
-    for (name, _), members in groups.items():
-        kept, thinned = _thinned(members)
-        if thinned:
-            notes.append(f"{name}: {len(kept)} of {thinned} points are drawn.")
-        traces.append(points(name, kept, per_core, user_rate, "", names.index(name), content))
-    marks = list(dict.fromkeys(mark for row in told for mark in row.marks))
-    panel = Panel(traces=traces, y="tok/s per user", from_zero=True)
-    return [
-        Figure(
-            title=f"{lane}: tok/s per user against tok/s per core",
-            x="tok/s per core",
-            panels=[panel],
-            notes=[*notes, *_legend(marks)],
-            marks=marks,
-        )
-    ]
-
-
-def _hardware(row: Row) -> tuple[str, str]:
-    """Points that have the same cores: environment and all that was asked of the resource."""
-    return row.environment, canonical_json(
-        {name: value for name, value in row.readings[0].protocol.fields.items() if name.startswith("resource.")}
-    )
-
-
-def frontier(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of points those that none exceeds in one coordinate without losing in the other, by rising x."""
-    found: list[tuple[float, float]] = []
-    for place in sorted(set(places), key=lambda place: (-place[0], -place[1])):
-        if not found or place[1] > found[-1][1]:
-            found.append(place)
-    return found[::-1]

@@ -83,21 +83,19 @@ def _table(title: str, standing: Standing, rows: Sequence[Row], content: Content
     keys = keys_of(rows, content.headline(lane))
     several = len({row.environment for row in rows}) > 1
     gated = any(row.gates for row in rows) and standing is not Standing.VALID
-    columns = ["benchmark", "backend", "point", *(["env"] if several else []), "result", "repeats", "n"]
-    first = len(columns)
-    columns += [_heading(rows, key) for key in keys]
-    columns += [*(["gates"] if gated else []), "receipts"]
+    columns = [
+        *("point", "result"), *(_heading(rows, key) for key in keys), *("repeats", "n"),
+        *(["env"] if several else []), *(["gates"] if gated else []), "receipts",
+    ]  # fmt: skip
     shown = rows[:ROWS]
     made: list[list[Cell | str]] = [
         [
-            benchmark_of(row.point),
-            row.point.backend,
-            Cell(text=name_of(row), title=_params(row)),
-            *([Cell(text=content.environments[row.environment], href="#environment")] if several else []),
+            Cell(text=name_of(row), sub=f"{benchmark_of(row.point)}, {row.point.backend}", title=_params(row)),
             Cell(text=row.outcomes, tone="good" if row.outcomes == "ok" else "warn", marks=row.marks),
+            *(value_cell(row, key, content) for key in keys),
             _repeats(row),
             _count(row, keys),
-            *(value_cell(row, key, content) for key in keys),
+            *([Cell(text=content.environments[row.environment], href="#environment")] if several else []),
             *([Cell(text=", ".join(row.gates), tone="warn")] if gated else []),
             _links(row, content),
         ]
@@ -114,7 +112,7 @@ def _table(title: str, standing: Standing, rows: Sequence[Row], content: Content
         title=title,
         columns=columns,
         rows=made,
-        right=frozenset(range(first - 2, first + len(keys))),
+        right=frozenset(range(2, 4 + len(keys))),
         omitted=omitted,
         notes=notes,
         marks=[standing.value] if standing is not Standing.VALID else [],
