@@ -1,16 +1,79 @@
-"""Which entries of caches go when space is to be had: those that were not used for long, the longest first."""
+"""What caches have in common: which entries go when space is to be had, locks nobody holds, sharing them.
+
+`protocols.Cache` is what every cache has. One whose entries have states, locks, or can be shared between hosts has the
+methods of `Stateful`, `Locked`, `Shared` as well; `neuronbench cache` asks whether they are there.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal, Protocol, runtime_checkable
 
 from neuronbench.protocols import Cache, CacheEntry
 
 _AGES: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SIZES: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheLock:
+    """A lock file of a cache, and whether anybody holds it."""
+
+    path: Path
+    key: str
+    """The entry it is of."""
+    state: Literal["held", "stale", "unknown"]
+    """`stale`: certainly nobody's; `unknown`: that cannot be told from here."""
+    why: str
+    age_s: float
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A cache whose entries are not all whole: some failed, some were begun."""
+
+    notes: Sequence[str]
+    """What a user should know of it."""
+
+    def states(self) -> Mapping[str, int]:
+        """State → number of entries."""
+
+
+@runtime_checkable
+class Locked(Protocol):
+    """A cache whose programs leave lock files."""
+
+    def locks(self) -> Sequence[CacheLock]:
+        """All of them."""
+
+    def unlock(self, lock: CacheLock) -> bool:
+        """Take away one that nobody holds; False when somebody does by now."""
+
+
+@runtime_checkable
+class Shared(Protocol):
+    """A cache whose entries are of use on other hosts: those of the same scope."""
+
+    name: str
+
+    def scope(self, key: str) -> str:
+        """Where an entry is of use, such as `neuron-xla/neuronxcc-2.21/v2`. Raises `ValueError` with the reason where
+        it is none: failed, unfinished, or nobody knows what it was made for."""
+
+    def scopes(self) -> Sequence[str]:
+        """Those of use on this host."""
+
+    def files(self, key: str) -> Mapping[str, Path]:
+        """All files of an entry by relative name."""
+
+    def install(self, key: str, folder: Path) -> bool:
+        """Make the contents of `folder`, which is on the same file system, that entry; False when there is one."""
+
+    def workshop(self, key: str) -> Path:
+        """A folder that does not exist, on the same file system, for what `install` is given."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neuronbench.commands import host
+from neuronbench.commands import cache_shared, host
 
 if TYPE_CHECKING:
+    from neuronbench.caches import CacheLock
     from neuronbench.protocols import Cache
 
 HELP = """Look after what is kept between sessions and could be made again.
@@ -20,12 +22,18 @@ HELP = """Look after what is kept between sessions and could be made again.
     neuronbench cache verify                           read all of it and compare with its digests
     neuronbench cache prune --older-than 30d           remove what was not used for so long
     neuronbench cache prune --max-size 20GB --dry-run  say what would go, the longest unused first
+    neuronbench cache clean-locks                      remove locks of compilers that have ended
+    neuronbench cache push s3://bucket/neffs           send what was compiled here; by digest, per compiler and cores
+    neuronbench cache pull s3://bucket/neffs           get what was compiled elsewhere and fits here
 
-Compiled artifacts and the answers of references in fp32; a backend may have caches of its own. What a session that is
-running uses is never removed.
+Compiled artifacts and the answers of references in fp32; a backend may have caches of its own, such as the compile
+caches of Neuron. What a session that is running uses is never removed.
 """
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=HELP)
+app.command("clean-locks")(cache_shared.clean_locks)
+app.command("push")(cache_shared.push)
+app.command("pull")(cache_shared.pull)
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -71,6 +79,7 @@ def status(
                         }
                         for entry in kept
                     ],
+                    **_more_json(cache),
                 }
                 for cache, kept in everything
             ]
@@ -89,6 +98,8 @@ def status(
     ]
     columns = ("what", "entries", "size", "unused for, at most", "in use", "folder")
     host.show(host.table(columns, rows, right=("entries", "size", "unused for, at most", "in use")))
+    for cache, _ in everything:
+        _more(cache)
     if entries:
         cells = [
             (
@@ -105,6 +116,37 @@ def status(
     if others:
         words = ", ".join(f"{name} {said_size(size)}" for name, size in others)
         host.say(f"Also in {here.settings.cache_dir}, and not pruned: {words}")
+
+
+def _more(cache: Cache) -> None:
+    """Lines for a cache whose entries have states and locks, where there is something to say."""
+    from neuronbench.caches import Locked, Stateful
+
+    found = dict(cache.states()) if isinstance(cache, Stateful) else {}
+    words = [f"{count} {state}" for state, count in found.items()]
+    held = Counter(lock.state for lock in cache.locks()) if isinstance(cache, Locked) else Counter()
+    if held:
+        nobodys = f", {held['stale']} nobody holds (neuronbench cache clean-locks)" if held["stale"] else ""
+        words.append(f"{sum(held.values())} locks{nobodys}")
+    if words:
+        host.say(f"{cache.title}: {'; '.join(words)}")
+    for note in cache.notes if isinstance(cache, Stateful) else ():
+        host.say(f"{cache.title}: {note}")
+
+
+def _more_json(cache: Cache) -> dict[str, object]:
+    from neuronbench.caches import Locked, Stateful
+
+    found: dict[str, object] = {}
+    if isinstance(cache, Stateful):
+        found.update(states=dict(cache.states()), notes=list(cache.notes))
+    if isinstance(cache, Locked):
+        found["locks"] = [_told(lock) for lock in cache.locks()]
+    return found
+
+
+def _told(lock: CacheLock) -> dict[str, object]:
+    return {"path": str(lock.path), "key": lock.key, "state": lock.state, "why": lock.why, "age_s": lock.age_s}
 
 
 def _others(folder: Path, told: set[Path]) -> list[tuple[str, int]]:

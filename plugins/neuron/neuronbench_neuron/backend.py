@@ -11,7 +11,7 @@ from typing import Any
 from neuronbench import BackendInfo, Probe, Stack
 from neuronbench.failures import Rule
 from neuronbench.model import FrozenMap, Json
-from neuronbench.protocols import Check
+from neuronbench.protocols import Cache, Check
 from neuronbench_neuron import checks, compat, failures, hardware, stacks
 
 
@@ -132,6 +132,12 @@ class NeuronBackend:
                 stack = self.stack(kind, settings)
                 yield from checks.of_stack(self.info.name, self.found, stack)
         yield checks.of_hub(self._environ)
+
+    def caches(self, settings: Any) -> Sequence[Cache]:
+        """The compilers' own caches, for `neuronbench cache`."""
+        from neuronbench_neuron import caches
+
+        return caches.of(settings, self.found, self._environ)
 
     def failure_rules(self) -> Sequence[Rule]:
         """Signatures of the Neuron compiler, runtime, caches, tools and of what serves on them."""

@@ -1,0 +1,172 @@
+"""A compiler's cache for `neuronbench cache`: shown, checked, pruned, unlocked, shared."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from neuronbench.caches import CacheLock
+from neuronbench.protocols import CacheEntry
+from neuronbench_neuron.caches import locks
+from neuronbench_neuron.caches.layout import COMPILER, MODULE, Kind, Module, lnc_of, modules
+from neuronbench_neuron.caches.places import TITLES
+
+UNFINISHED_S: Final = 86400.0
+"""What was begun so long ago and has no lock is no compile that is going on."""
+CORES: Final[Mapping[str, str]] = {"trn1": "v2", "trn1n": "v2", "inf2": "v2", "trn2": "v3", "trn3": "v4"}
+"""Compiler's target → generation of cores."""
+WORK: Final = ".nb-"
+_WORDS: Final = {
+    "done": "compiled", "failed": "failed, and kept so", "partial": "unfinished", "damaged": "damaged",
+}  # fmt: skip
+
+
+class CompileCache:
+    """One folder of one layout: `protocols.Cache`, and `Stateful`, `Locked` and `Shared` of `neuronbench.caches`.
+
+    `compilers`: versions of neuronx-cc that this host's stacks have, asked for when it matters; `core`: generation and
+    grouping of this host's cores (`v2`, `v3-lnc2`), empty where there are none.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kind: Kind,
+        *,
+        compilers: Callable[[], Sequence[str]] = tuple,
+        core: str = "",
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.name, self.title, self.folder, self.kind = f"neuron-{kind}", TITLES[kind], folder, kind
+        self.notes: Sequence[str] = tuple(notes)
+        self._compilers, self._core = compilers, core
+
+    # -- protocols.Cache
+
+    def entries(self) -> list[CacheEntry]:
+        held = {lock.key for lock in self.locks() if lock.state != "stale"}
+        return [
+            CacheEntry(
+                key=module.key, title=self._title(module), size_bytes=module.size_bytes, created_at=module.made_at,
+                used_at=max(module.used_at, module.made_at), in_use=module.key in held,
+            )
+            for module in modules(self.folder, self.kind)
+        ]  # fmt: skip
+
+    def damage(self, key: str) -> str:
+        module = self._module(key)
+        if module is None:
+            return "is gone"
+        if module.state == "failed":
+            return f"a failure is kept, which later runs get at once: {module.why or 'without words'}"
+        if module.state == "damaged":
+            return module.why
+        if module.state == "partial" and time.time() - module.made_at > UNFINISHED_S and not module.locks:
+            return "was never finished"
+        return ""
+
+    def remove(self, key: str) -> bool:
+        folder = self._folder(key)
+        if any(lock.key == key and lock.state != "stale" for lock in self.locks()):
+            return False
+        gone = folder.with_name(f"{WORK}gone-{os.getpid()}-{folder.name}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(folder, gone)  # out of sight in one step
+        shutil.rmtree(gone, ignore_errors=True)
+        return True
+
+    # -- Stateful, Locked
+
+    def states(self) -> dict[str, int]:
+        counts = Counter(module.state for module in modules(self.folder, self.kind))
+        return {words: counts[state] for state, words in _WORDS.items() if counts[state]}  # type: ignore[index]
+
+    def locks(self) -> list[CacheLock]:
+        return locks.locks(self.folder)
+
+    def unlock(self, lock: CacheLock) -> bool:
+        return locks.remove(lock, self.folder)
+
+    # -- Shared
+
+    def scope(self, key: str) -> str:
+        module = self._module(key)
+        if module is None:
+            raise ValueError("it is gone")
+        if module.state != "done":
+            raise ValueError(f"it is {_WORDS[module.state]}")
+        compiler = module.compiler or self._only_compiler()
+        return f"{self.name}/neuronxcc-{compiler}/{self._core_of(module)}"
+
+    def scopes(self) -> list[str]:
+        return [f"{self.name}/neuronxcc-{version}/{self._core}" for version in self._compilers()] if self._core else []
+
+    def files(self, key: str) -> dict[str, Path]:
+        folder = self._folder(key)
+        return {
+            path.relative_to(folder).as_posix(): path
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.suffix != ".lock"
+        }
+
+    def install(self, key: str, folder: Path) -> bool:
+        target = self._folder(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(folder, target)  # fails where there is a folder that is not empty
+        except OSError:
+            if target.exists():
+                return False
+            raise
+        return True
+
+    def workshop(self, key: str) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / f"{WORK}{os.getpid()}-{Path(key).name}"
+
+    # -- parts
+
+    def _title(self, module: Module) -> str:
+        compiler = f"neuronx-cc {module.compiler}" if module.compiler else ""
+        return " ".join(word for word in (_WORDS[module.state], module.target, compiler) if word)
+
+    def _module(self, key: str) -> Module | None:
+        return next((module for module in modules(self.folder, self.kind) if module.key == key), None)
+
+    def _folder(self, key: str) -> Path:
+        """Of an entry. Raises `ValueError` for what is no key of this layout, and leads out of the cache for one."""
+        parts = key.split("/")
+        fits = {
+            "xla": len(parts) == 2 and bool(COMPILER.fullmatch(parts[0]) and MODULE.fullmatch(parts[-1])),
+            "vllm": len(parts) == 1 and key.isalnum(),
+            "nxdi": len(parts) == 1 and key not in ("", ".", ".."),
+        }[self.kind]
+        if not fits or "\\" in key:
+            raise ValueError(f"{key!r} is no entry of {self.title}")
+        if self.kind == "nxdi" and (self.folder / "neuron_config.json").is_file():
+            return self.folder  # one model, which is the whole folder
+        return self.folder / key
+
+    def _only_compiler(self) -> str:
+        found = list(self._compilers())
+        if len(found) != 1:
+            what = f"several are here ({', '.join(found)})" if found else "none is found here"
+            raise ValueError(f"which neuronx-cc made it is not known: {what}")
+        return found[0]
+
+    def _core_of(self, module: Module) -> str:
+        core = CORES.get(module.target, "")
+        if core == "v2":
+            return core
+        group = lnc_of(module.flags)
+        if core and group:
+            return f"{core}-lnc{group}"
+        if self._core and (not core or self._core.startswith(core)):
+            return self._core
+        raise ValueError("for which cores it was made is not known: neither its flags nor this host say")
