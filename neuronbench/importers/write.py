@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from neuronbench.importers.base import Imported, Kind, read
+from neuronbench.importers.base import Imported, Kind, read, text
 from neuronbench.importers.safe import ImportFailure, files, read_bytes
 from neuronbench.model import (
     Environment,
@@ -55,7 +55,7 @@ def gather(kind: Kind, path: Path, *, progress: Callable[[str], None] = lambda t
     """
     found: list[Imported] = []
     for index, one in enumerate((kind.files or files)(path, kind.suffixes), start=1):
-        progress(f"{index} files, {len(found)} results: {one.name}")
+        progress(f"{index} files, {len(found)} results: {_printable(one.name)}")
         found += read(kind, one)
         if len(found) > LIMIT_RESULTS:
             raise ImportFailure(f"{path}: more than {LIMIT_RESULTS:,} results; import a part of it")
@@ -167,7 +167,7 @@ def _record(
     base = top if top.is_dir() else top.parent
     record.workload["source"] = {
         "kind": kind.name,
-        "file": item.source.relative_to(base).as_posix(),
+        "file": _printable(item.source.relative_to(base).as_posix()),
         "sha256": digests[item.source],
         "own_figures": dict(item.own),
     }
@@ -175,6 +175,11 @@ def _record(
         record.workload["source"]["beside"] = {one.relative_to(base).as_posix(): digests[one] for one in item.beside}
     record.notes += list(item.notes)
     return record
+
+
+def _printable(name: str) -> str:
+    """A file's name as text: bytes that are no UTF-8 as escapes, so that it can be printed and be in JSON."""
+    return text(name.encode("utf-8", "backslashreplace").decode(), limit=1_000)
 
 
 def _distinct(records: Sequence[Record]) -> None:

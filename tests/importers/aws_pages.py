@@ -96,12 +96,12 @@ def table_html(lines: Sequence[Sequence[str]]) -> str:
     return f'<table class="df-table">\n<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n{body}</tbody>\n</table>\n'
 
 
-def tabs(title: str, cells: Cells, group: str) -> str:
+def tabs(title: str, cells: Cells, group: str, limit: int | None = None) -> str:
     """A section with the two tabs, `Throughput optimized` and `Latency optimized`."""
     parts = [f"<section><h2>{title}</h2><div class='sd-tab-set'>"]
     for table in ("throughput", "latency"):
         parts.append(f'<input type="radio"/><label class="sd-tab-label">{table.capitalize()} optimized</label>')
-        parts.append(f'<div class="sd-tab-content">{table_html(grid(cells, rows(group, table)))}</div>')
+        parts.append(f'<div class="sd-tab-content">{table_html(grid(cells, rows(group, table)[:limit]))}</div>')
     return "\n".join([*parts, "</div></section>"])
 
 
@@ -109,18 +109,18 @@ GLOSSARY: Final = "<table><tr><th>Term</th><th>Meaning</th></tr><tr><td>NC</td><
 FOOTNOTE: Final = "<strong>Cost per 1M inferences</strong> is calculated using On-Demand hourly rate."
 
 
-def page_html(extra: str = "") -> str:
-    """The whole page of April 2024: all of its six tables, a glossary, and the footnote on costs."""
+def page_html(limit: int | None = None) -> str:
+    """The whole page of April 2024: all of its six tables (or so many rows of each), the footnote on costs."""
     parts = [
-        tabs("Encoder Models", ENCODER, "encoder"),
-        tabs("Encoder-Decoder Models", SEQ2SEQ, "seq2seq"),
-        tabs("Decoder Models", DECODER, "decoder"),
+        tabs("Encoder Models", ENCODER, "encoder", limit),
+        tabs("Encoder-Decoder Models", SEQ2SEQ, "seq2seq", limit),
+        tabs("Decoder Models", DECODER, "decoder", limit),
     ]
     return (
         "<!DOCTYPE html>\n<html lang='en'><head><title>Trn1 &amp; more</title><style>td { color: red }</style>"
         "<script>document.write('<table><tr><td>Model</td></tr></table>')</script></head>\n<body>"
         "<h1>Trn1/Trn1n Inference Performance</h1><p><em>Last update: April 30th, 2024</em></p>\n"
-        + "\n".join(parts) + GLOSSARY + f"<div class='note'><p>{FOOTNOTE}</p></div>{extra}</body></html>\n"
+        + "\n".join(parts) + GLOSSARY + f"<div class='note'><p>{FOOTNOTE}</p></div></body></html>\n"
     )  # fmt: skip
 
 
@@ -138,9 +138,17 @@ def as_stack(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(cell for line in lines for cell in line) + "\n"
 
 
-def page_text(form: Callable[[Sequence[Sequence[str]]], str]) -> str:
+def page_text(form: Callable[[Sequence[Sequence[str]]], str], limit: int | None = None) -> str:
     parts = ["Trn1/Trn1n Inference Performance", "", "Last update: April 30th, 2024", ""]
     for title, cells, group in (("Encoder Models", ENCODER, "encoder"), ("Decoder Models", DECODER, "decoder")):
         for table in ("throughput", "latency"):
-            parts += [title, "", f"{table.capitalize()} optimized", "", form(grid(cells, rows(group, table))), "", ""]
+            parts += [
+                title,
+                "",
+                f"{table.capitalize()} optimized",
+                "",
+                form(grid(cells, rows(group, table)[:limit])),
+                "",
+                "",
+            ]
     return "\n".join([*parts, "Note", "", "Cost per 1M inferences is calculated using On-Demand hourly rate.", ""])
