@@ -89,7 +89,6 @@ def test_three_backends_of_one_family() -> None:
         backend = plugins.backend(name)
         assert isinstance(backend, Backend)
         assert backend.info.name == name
-        assert plugins.provider_for("endpoint", name) is None
 
 
 @pytest.mark.parametrize("name", ["trn1", "trn2", "inf2"])
