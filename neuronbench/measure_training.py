@@ -247,8 +247,12 @@ def describe(found: Steps, folder: Path) -> dict[str, Json]:
     said: dict[str, Json] = {
         name: start.get(name) for name in ("barrier", "parameters", "dataset", "init_digest", "recompute", "attention")
     }
+    compiled, backend = start.get("compile"), start.get("backend")
     return {
         **said,
+        **({"compile": compiled} if compiled else {}),
+        **({"backend": backend} if backend else {}),
+        **({"reported": end["reported"]} if end is not None and end.get("reported") else {}),
         "shards": {str(rank): list(log.start["data_shard"]) for rank, log in enumerate(found.ranks)},
         "resumed_from": found.resumed_from,
         "attempts": 1 + (sum(1 for path in earlier.iterdir() if path.is_dir()) if earlier.is_dir() else 0),

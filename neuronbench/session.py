@@ -43,6 +43,11 @@ EXTERNAL: Final = "external"
 """Provider of a server that somebody else runs: nothing is booted, and nothing of it is known but what it says."""
 
 
+def wanted_provider(point: Point, kind: str) -> str:
+    """Which provider of a kind the point asks for, where a family has several (`trainer_provider = "nxd"`)."""
+    return str(point.get(f"{kind}_provider") or "")
+
+
 class Session:
     """Settings, plugins, receipts, pool and sinks of one run."""
 
@@ -254,11 +259,14 @@ class Session:
         for kind in needs:
             if kind == "endpoint" and self.settings.endpoint:
                 continue
-            provider_info = self.plugins.provider_for(kind, point.backend)
+            provider_info = self.plugins.provider_for(kind, point.backend, wanted_provider(point, kind))
             if provider_info is None:
-                return Unsupported(
-                    reason=f"{point.backend}: no installed plugin offers an {kind!r} for the {info.family!r} family"
-                )
+                reason = f"{point.backend}: no installed plugin offers an {kind!r} for the {info.family!r} family"
+                if wanted_provider(point, kind):
+                    known = ", ".join(each.name for each in self.plugins.providers_for(kind, point.backend)) or "none"
+                    found = wanted_provider(point, kind)
+                    reason = f"{kind}_provider: expected one of {known} for {point.backend}, found {found!r}"
+                return Unsupported(reason=reason)
             provider = self.plugins.provider(provider_info.name)
             verdict = provider.check(provider.spec(point, backend, self.settings), backend, self.settings)
             if verdict is not None:
@@ -272,7 +280,7 @@ class Session:
             if self.settings.tokenizer is not None:
                 given["tokenizer"] = str(self.settings.tokenizer)
             return ResourceSpec(kind=kind, backend=point.backend, provider=EXTERNAL, settings=FrozenMap(given), cores=0)
-        info = self.plugins.provider_for(kind, point.backend)
+        info = self.plugins.provider_for(kind, point.backend, wanted_provider(point, kind))
         if info is None:
             raise LookupError(f"no installed plugin offers an {kind!r} for backend {point.backend!r}")
         return self.plugins.provider(info.name).spec(point, self.plugins.backend(point.backend), self.settings)

@@ -60,6 +60,10 @@ class TrainerProvider:
         """What makes the job impossible on this hardware, in one line; empty when nothing does."""
         return ""
 
+    def cores(self, job: TrainJob) -> int:
+        """Of the backend's capacity."""
+        return 1
+
     def more(self, job: TrainJob, point: Point) -> dict[str, Json]:
         """Further settings that make the trainer. Raises `ValueError` for what they cannot be."""
         return {}
@@ -72,10 +76,11 @@ class TrainerProvider:
     def spec(self, point: Point, backend: Backend, settings: Settings) -> ResourceSpec:
         """What trains, without what it is to train. A point that describes no job that can run here says why."""
 
-        def made(given: Mapping[str, Json]) -> ResourceSpec:
+        def made(given: Mapping[str, Json], cores: int = 1) -> ResourceSpec:
             return ResourceSpec(
-                kind="trainer", backend=backend.info.name, provider=self.info.name, settings=FrozenMap(given)
-            )
+                kind="trainer", backend=backend.info.name, provider=self.info.name, settings=FrozenMap(given),
+                cores=cores,
+            )  # fmt: skip
 
         try:
             job = TrainJob.from_point(point)
@@ -89,7 +94,7 @@ class TrainerProvider:
         wrong = self.wrong(job, backend, settings, point) or wrong_model(job, settings) or wrong_data(job, settings)
         if not isinstance(given["worker_env"], Mapping):
             wrong = f"worker_env: expected a table of names and values, found {given['worker_env']!r}"
-        return made({**given, REFUSED: wrong} if wrong else given)
+        return made({**given, REFUSED: wrong}) if wrong else made(given, self.cores(job))
 
     def check(self, spec: ResourceSpec, backend: Backend, settings: Settings) -> Unsupported | None:
         if REFUSED in spec.settings:

@@ -135,10 +135,11 @@ def _memory(window: Window) -> list[Metric]:
 
 
 def _counts(telemetry: Telemetry, window: Window) -> list[Metric]:
-    done = window.counter_delta(f"{ACCELERATOR}/outcome/completed")
+    done = _rise(telemetry, f"{ACCELERATOR}/outcome/completed", window)
     failed, why = _failed(telemetry, window)
+    none = "" if done is not None else "the runtime reported no executions inside the window"
     return [
-        metric("executions", done.value, n=0 if done.value is None else 1, note=done.note),
+        metric("executions", done, n=0 if done is None else 1, note=none),
         metric("execution_errors", failed, n=0 if failed is None else 1, note=why),
     ]
 

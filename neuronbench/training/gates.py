@@ -79,6 +79,24 @@ def finite_gate(run: Steps) -> Gate:
     )
 
 
+def compile_gate(run: Steps) -> Gate | None:
+    """Graphs that were compiled after the first step stand in the rates; None where nobody counts them."""
+    found = (run.first.end or {}).get("compiles_in_window")
+    if not isinstance(found, int):
+        return None
+    return Gate(
+        id="compiled_in_window",
+        passed=found == 0,
+        observed=found,
+        limit=0,
+        unit="graphs",
+        message="graphs were compiled after the first step: shapes change from step to step, or it was not the last "
+        "graph that the first step met; the rates have compiling in them"
+        if found
+        else "",
+    )
+
+
 def implausible_gate(window: Window, flops: FlopModel | str, peak: Peak | None, cores: int) -> Gate:
     """More than everything the cores can do, by a documented peak or by a bound. `flops` as in `peaks.mfu`."""
     why = flops if isinstance(flops, str) else NO_PEAK if peak is None else ""

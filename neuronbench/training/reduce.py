@@ -11,6 +11,7 @@ device was working while no timer looked, and the record is invalid. Checkpoints
 | `implausible` | more arithmetic than the cores can do: MFU above 100 % of a documented peak, or of a bound |
 | `parameters_consistent` | the optimiser holds other parameters than were counted, or an adapter left nothing frozen |
 | `tokens_counted` | the batches' tokens are not those of the data set's sequences |
+| `compiled_in_window` | graphs were compiled after the first step, by handlers that count them |
 | `steps_enough` | (provisional) fewer than 3 steps after the first |
 """
 
@@ -52,6 +53,8 @@ def reduce(
         gates.implausible_gate(window, flops or why_not, peak, cores),
         gates.parameters_gate(counted), gates.tokens_gate(run), gates.enough_gate(window),
     ]  # fmt: skip
+    compiled = gates.compile_gate(run)
+    judged += [compiled] if compiled is not None else []
     facts: dict[str, Json] = {
         "flops": flops.to_json() if flops else {"missing": why_not},
         "peak": _peak_facts(floor if peak is not None and peak.bound else peak, cores),
@@ -173,6 +176,11 @@ def _state(run: Steps, counted: Parameters) -> list[Metric]:
         sizes = [float(one["bytes"]) for one in saved if one.get("bytes") is not None]
         if sizes:
             found.append(metric("checkpoint_size", max(sizes), n=len(sizes)))
+    compiled = run.start.get("compile") or {}
+    if isinstance(compiled.get("seconds"), (int, float)):
+        graphs = compiled.get("graphs_compiled")
+        found.append(metric("compile_time", float(compiled["seconds"]), n=1, note="before the run, all of its graphs"))
+        found.append(metric("cache_misses", None if graphs is None else float(graphs), n=1))
     for one in run.first.restores[:1]:
         found.append(metric("restore_time", (int(one["end_ns"]) - int(one["begin_ns"])) / 1e9, n=1))
     return found

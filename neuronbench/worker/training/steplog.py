@@ -24,6 +24,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 REASONS = ("done", "non_finite", "stopped")
+NO_NUMBERS = "NEURONBENCH_NO_NUMBERS"
+"""Where this variable is set no step log can be begun: the process computes nothing (it collects graphs), and whatever
+it would log is no result."""
 
 
 class Timed(NamedTuple):
@@ -99,6 +102,10 @@ class StepLog:
     """
 
     def __init__(self, folder: str | os.PathLike[str], rank: int = 0) -> None:
+        if os.environ.get(NO_NUMBERS):
+            raise RuntimeError(
+                f"a step log was begun in a run that computes nothing ({NO_NUMBERS} is set): its steps are no result"
+            )
         self.rank = rank
         self.path = os.path.join(os.fspath(folder), f"steps-rank{rank}.jsonl")
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from neuronbench import BackendInfo, Point, ProviderInfo, Record, Resource, Unsupported, hookimpl
+from neuronbench import BackendInfo, Point, ProviderInfo, Record, Resource, SamplerSpec, Unsupported, hookimpl
 
 NEURONBENCH_API = "1"
 
@@ -45,6 +45,15 @@ def register_resources(register: Callable[[ProviderInfo], None]) -> None:
             target="neuronbench_neuron.serving.endpoint:NeuronServingProvider",
         )
     )
+    for name, target in (("optimum-neuron", "OptimumProvider"), ("nxd", "NxdProvider")):
+        register(
+            ProviderInfo(
+                name=f"trainer/{name}",
+                kind="trainer",
+                families=("neuron",),
+                target=f"neuronbench_neuron.training.provider:{target}",
+            )
+        )
 
 
 @hookimpl
@@ -71,6 +80,16 @@ def measuring(point: Point, resource: Resource | None, record: Record) -> Genera
 
     with watched(resource, record):
         return (yield)
+
+
+@hookimpl
+def telemetry_samplers(point: Point, resource: Resource) -> list[SamplerSpec]:
+    """`neuron-monitor` and the driver's counters, over the cores that the resource has."""
+    if point.backend not in TITLES or not _sessions:
+        return []
+    from neuronbench_neuron.monitor.hooks import samplers
+
+    return samplers(point, resource, _sessions[0].plugins.backend(point.backend).found)
 
 
 _sessions: list[Any] = []

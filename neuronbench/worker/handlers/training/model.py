@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,20 +74,27 @@ def adapter_of(job: dict[str, Any]) -> Any:
     )  # fmt: skip
 
 
-def parameters(model: Any, optimizer: Any = None) -> dict[str, Any]:
-    """Counted on the model as it is trained, adapter attached; and what the optimiser holds."""
+def parameters(
+    model: Any, optimizer: Any = None, own: Callable[[Any], bool] = lambda parameter: True
+) -> dict[str, Any]:
+    """Counted on the model as it is trained, adapter attached; and what the optimiser holds. `own`: whether a parameter
+    is this rank's to count."""
     counts = {True: 0, False: 0}
     for parameter in model.parameters():
-        counts[bool(parameter.requires_grad)] += parameter.numel()
+        counts[bool(parameter.requires_grad)] += parameter.numel() if own(parameter) else 0
     config = model.config.get_text_config()
-    held = None if optimizer is None else sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+    held = (
+        None
+        if optimizer is None
+        else sum(p.numel() for group in optimizer.param_groups for p in group["params"] if own(p))
+    )
     embedding = model.get_input_embeddings()
     return {
         "trainable": counts[True], "frozen": counts[False], "total": counts[True] + counts[False], "optimizer": held,
         "adapter": hasattr(model, "peft_config"),
         "layers": config.num_hidden_layers, "hidden": config.hidden_size, "heads": config.num_attention_heads,
         "head_dim": getattr(config, "head_dim", None),
-        "vocabulary": config.vocab_size, "embedding": embedding.weight.numel(),
+        "vocabulary": config.vocab_size, "embedding": embedding.weight.numel() if own(embedding.weight) else 0,
         "tied": bool(config.tie_word_embeddings), "tp_degree": 1,
     }  # fmt: skip
 

@@ -142,6 +142,10 @@ class Run:
         if self.rank == 0:
             state.keep(self.model, self.folder)
 
+    def ended(self) -> dict[str, Any]:
+        """More for the end line."""
+        return {}
+
     # -- the run
 
     @property
@@ -165,7 +169,8 @@ class Run:
             if self._finite:
                 self.keep()
             self.together()
-            self._log.end(total, steps=self.last_step, reason=self._reason, final_digest=final)
+            more = self.ended()
+            self._log.end(total, steps=self.last_step, reason=self._reason, final_digest=final, **more)
         finally:
             self._log.close()
         return {"steps": self.last_step, "reason": self._reason, "final_digest": final}

@@ -21,10 +21,12 @@ MANIFEST = "neuronbench.json"
 FINAL = "final"
 
 
-def digest(model: Any) -> str:
-    """SHA-256 over all parameters: names, types, shapes, bytes."""
+def digest(model: Any, *, trainable: bool = False) -> str:
+    """SHA-256 over all parameters, or those that are trained alone: names, types, shapes, bytes."""
     found = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
+        if trainable and not parameter.requires_grad:
+            continue
         tensor = parameter.detach().cpu().contiguous()
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         found.update(tensor.view(torch.uint8).numpy() if tensor.dim() else tensor[None].view(torch.uint8).numpy())

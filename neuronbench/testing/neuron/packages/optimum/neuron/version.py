@@ -1,0 +1,3 @@
+"""The version whose interfaces these are."""
+
+__version__ = "0.4.5"

@@ -1,0 +1,1 @@
+"""Imported by transformers and accelerate where torch_xla is; not used here."""

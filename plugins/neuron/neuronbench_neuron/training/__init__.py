@@ -1,0 +1,1 @@
+"""Training on NeuronCores: `trainer/optimum-neuron` (fine-tuning and more) and `trainer/nxd` (neuronx-distributed)."""

@@ -1,0 +1,77 @@
+"""What the libraries that train on Neuron cannot do, by what their sources say; known before anything boots."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from packaging.version import InvalidVersion, Version
+
+from neuronbench.model import Point
+from neuronbench.training import TrainJob
+from neuronbench.training.job import PREFERENCE
+
+WRITTEN_TO: Final = {"optimum-neuron": ("0.4.0", "0.5.0.dev0"), "neuronx-distributed": ("0.9", "1")}
+"""Versions whose interfaces the handlers are written to: from, to below."""
+OPTIMUM_OPTIMIZERS: Final = ("adamw", "sgd")
+RESUMING: Final = ("checkpoint",)
+"""Lanes whose benchmarks go on from a checkpoint."""
+
+
+def no_method(provider: str, method: str, methods: tuple[str, ...]) -> str:
+    """Why a provider does not train by a method."""
+    known = ", ".join(methods)
+    if method == "orpo" and provider == "trainer/optimum-neuron":
+        return (
+            "method: optimum-neuron has no NeuronORPOTrainer since 0.4.0 (the last with one is 0.3.0); to train by "
+            "orpo, pin optimum-neuron 0.3.x in an environment of its own and a trainer written to it, or train on cpu; "
+            f"{provider} has {known}"
+        )
+    if method in PREFERENCE:
+        return f"method: no library for Neuron that {provider} is written to trains by {method}; it has {known}"
+    if method == "lora_sft":
+        return f"method: {provider} trains all weights; take trainer_provider = 'optimum-neuron' for adapters"
+    return f"method: {provider} has {known}; found {method!r}"
+
+
+def wrong_version(library: str, version: str) -> str:
+    """Why a version of a library is none that the handlers are written to; empty when it is."""
+    first, after = WRITTEN_TO[library]
+    try:
+        fits = Version(first) <= Version(version) < Version(after)
+    except InvalidVersion:
+        return f"{library}: expected a version from {first} to below {after}, found {version!r}"
+    if fits:
+        return ""
+    return (
+        f"{library}: the trainer is written to versions from {first} to below {after}, found {version}; "
+        f"pin {library}>={first},<{after} in the environment of --nb-stack train=PATH"
+    )
+
+
+def of_optimum(job: TrainJob, point: Point) -> str:
+    """What optimum-neuron 0.4's trainers cannot do."""
+    if point.lane in RESUMING:
+        return (
+            "optimum-neuron's NeuronTrainer refuses resume_from_checkpoint (`not supported by the NeuronTrainer`); "
+            "take trainer_provider = 'nxd' with method full_sft or pretrain"
+        )
+    if point.get("pipeline_parallel_size", 1) > 1 and job.adapter is not None:
+        return "pipeline_parallel_size: adapters are trained without pipeline stages here; found more than 1"
+    return ""
+
+
+def of_nxd(job: TrainJob, point: Point) -> str:
+    """What the loop over neuronx-distributed does not do."""
+    tensor = point.get("tensor_parallel_size", 1)
+    shared = (job.architecture or {}).get("num_key_value_heads") or tensor
+    if shared % tensor:
+        return (
+            f"tensor_parallel_size: trainer/nxd gives each core whole key-value heads, expected a divisor of {shared}; "
+            f"found {tensor}"
+        )
+    if point.get("pipeline_parallel_size", 1) > 1:
+        return (
+            "pipeline_parallel_size: trainer/nxd has tensor and data parallelism; found more than 1. Take "
+            "trainer_provider = 'optimum-neuron' for pipeline stages"
+        )
+    return ""
