@@ -11,7 +11,7 @@ from neuronbench.commands import host
 
 if TYPE_CHECKING:
     from neuronbench import importers
-    from neuronbench.model import Json
+    from neuronbench.model import Json, Record
 
 
 def import_results(
@@ -84,13 +84,18 @@ def import_results(
             record.point.backend,
             str(sum(metric.value is not None for metric in record.metrics.values())),
             str(len(record.workload["source"]["own_figures"])),
-            record.outcome.value if record.outcome else "ok" if record.error is None else "failed",
+            record.outcome.value if record.outcome else _outcome(record),
         )
         for record in done.records
     ]
     columns = ("point", "lane", "backend", "our metrics", "its own figures", "outcome")
     host.show(host.table(columns, cells, right=("our metrics", "its own figures")))
     host.say(("already imported: " if done.existed else "imported: ") + str(done.folder))
+
+
+def _outcome(record: Record) -> str:
+    """Of a record that was imported before, and is not written again."""
+    return "failed" if record.error is not None else "skipped" if record.reason else "ok"
 
 
 def _show(checked: importers.Checked, as_json: bool) -> None:

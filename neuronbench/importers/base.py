@@ -37,6 +37,8 @@ class Imported:
     gates: Sequence[Gate] = ()
     error: Failure | None = None
     """The source says that it has no result, and why."""
+    not_run: str = ""
+    """Why the source did not try it: the record is skipped, and no failure."""
     measured_at: str = ""
     """UTC, ISO 8601; empty where the source does not say."""
     facts: Mapping[str, Json] = field(default_factory=dict)

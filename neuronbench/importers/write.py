@@ -103,7 +103,8 @@ def store(
             if item.telemetry is not None:
                 item.telemetry.write(staging.folder / TELEMETRY)
                 record.tables["telemetry"] = TELEMETRY
-            outcome = Outcome.OK if item.error is None else Outcome.FAILED
+            tried = Outcome.OK if item.error is None else Outcome.FAILED
+            outcome = Outcome.SKIPPED if item.not_run else tried
             record.close(outcome, ended_at=item.measured_at, duration_s=None)
             receipts.commit(record, staging)
         os.rename(scratch / session, target)
@@ -152,6 +153,7 @@ def _record(
         provenance=Provenance.IMPORTED,
         environment=Environment(facts=FrozenMap(item.facts)),
         error=item.error,
+        reason=item.not_run,
         started_at=item.measured_at,
     )
     record.add(*item.metrics)

@@ -246,10 +246,13 @@ def test_a_wrapper_is_no_cause_and_the_log_beside_it_has_one(tmp_path: Path) -> 
     assert told.record == "boot"
 
 
-def test_what_was_put_off_is_no_failure_of_the_software(tmp_path: Path) -> None:
-    found = one(tmp_path, "failure", {"status": "deferred", "reason": "behind other lanes", "captured": WHEN})
-    assert found.error is not None
-    assert found.error.kind == "not_attempted"
+def test_what_was_put_off_is_skipped_and_no_failure(tmp_path: Path) -> None:
+    put_off = {"status": "deferred", "reason": "behind other lanes", "captured": WHEN}
+    found = one(tmp_path, "failure", put_off)
+    assert (found.error, found.not_run) == (None, "behind other lanes")
+    made = store(STUDY, tmp_path, [found], tmp_path / "receipts")
+    (receipt,) = ReceiptStore(tmp_path / "receipts").iter(made.session)
+    assert (receipt.record.outcome, receipt.record.reason) == ("skipped", "behind other lanes")
 
 
 @pytest.mark.parametrize("content", ['python3 -c "import json" && oops', "", "{"])
@@ -314,5 +317,5 @@ def test_the_handed_receipts(tmp_path: Path) -> None:
     assert trained.tables == {"telemetry": "telemetry.parquet"}
     assert {record.provenance for record in receipts.values()} == {Provenance.IMPORTED}
     failed = {name for name, record in receipts.items() if record.outcome == "failed"}
-    assert len(failed) == 22
+    assert len(failed) == 21
     assert json.loads((made.folder / f"{trained.receipt_name}/record.json").read_text())["provenance"] == "imported"

@@ -62,17 +62,14 @@ def failed(place: Place, data: Mapping[str, Any]) -> list[Imported]:
     told = "\n".join(str(data[name]) for name in _WORDS if data.get(name))
     booting = "boot" in status or "server_failed" in status or data.get("stage") in ("import", "verify")
     words = told or status
-    if status.startswith(_NOT_RUN):
-        error = Failure(kind="not_attempted", phase="collect", message=text(words, 300), causal_line=text(words, 300))
-    else:
-        error = failure_of(
-            place, words, phase="boot" if booting else "window", said_class=text(data.get("failure_class") or "")
-        )
+    put_off = text(words, 300) if status.startswith(_NOT_RUN) else ""
+    phase, given = "boot" if booting else "window", text(data.get("failure_class") or "")
+    error = None if put_off else failure_of(place, words, phase=phase, said_class=given)
     samples = samples_of(place)
     params = as_figures(data, "model_id", "config", "tag", "seq_len", "micro_batch", "lane")
     return [
         result(place, data, lane=place.lane, record="boot" if booting else "point", params=params, error=error,
-               samples=samples, metrics=null("it failed", "boot_time") if booting else [])
+               not_run=put_off, samples=samples, metrics=null("it failed", "boot_time") if booting else [])
     ]  # fmt: skip
 
 

@@ -62,6 +62,7 @@ def point(place: Place, data: Mapping[str, Any]) -> list[Imported]:
         "arrivals": "poisson" if open_loop else None,
         "input_tokens": whole(data["input_len_configured"]),
         "output_tokens": whole(data["output_len_configured"]),
+        "option": _option(place),
     }
     gates = [
         _errors(done, failed),
@@ -84,6 +85,13 @@ def point(place: Place, data: Mapping[str, Any]) -> list[Imported]:
             samples=samples,
         )
     ]  # fmt: skip
+
+
+def _option(place: Place) -> str | None:
+    """What the receipt itself does not tell, and its folder does: such a point is no repeat of one without it."""
+    if "quant" in place.parts:
+        return text(place.path.stem.partition("_")[0])
+    return "multitenant" if "multitenant" in place.parts else None
 
 
 def metrics_of(data: Mapping[str, Any], done: int, failed: int) -> list[Metric]:

@@ -118,20 +118,21 @@ def _idle_serving(found: Sequence[Imported]) -> Iterator[tuple[int, Gate]]:
     """Points with quantised keys and values beside those without: less memory is what the option is for."""
     points = [(index, one) for index, one in enumerate(found) if one.lane == "serving" and one.record == "point"]
     for index, one in points:
-        folders = one.name.split("/")
-        if "quant" not in folders[:-1]:
+        option = one.params.get("option")
+        if option is None or "quant" not in one.name.split("/"):
             continue
-        base = next((other for _, other in points if "quant" not in other.name.split("/") and _same(one, other)), None)
+        base = next((other for _, other in points if "option" not in other.params and _same(one, other)), None)
         if base is None:
             continue
         names = ("telemetry.peak_device_mem_mib", "output_throughput", "p50_tpot_ms")
         pairs: dict[str, tuple[Any, Any]] = {name: (base.own.get(name), one.own.get(name)) for name in names}
-        gate = no_effect_gate(folders[-1].partition("_")[0], pairs, witnesses=names[:1])
+        gate = no_effect_gate(str(option), pairs, witnesses=names[:1])
         yield index, replace(gate, message=f"{gate.message}; beside {base.name}")
 
 
 def _same(one: Imported, other: Imported) -> bool:
-    return one.backend == other.backend and one.params == other.params and other.error is None
+    plain = {name: value for name, value in one.params.items() if name != "option"}
+    return one.backend == other.backend and plain == other.params and other.error is None
 
 
 def _overtaken(found: Sequence[Imported]) -> Iterator[tuple[int, Gate]]:
