@@ -57,7 +57,7 @@ def _parallel(use: Use) -> Iterator[Finding]:
             rule="a run takes a core for each of its ranks",
             observed=f"{world} ranks (tensor parallel {tp})",
             limit=f"{use.logical_cores} cores of {use.instance_type or use.backend}",
-            remedy="Lower tensor_parallel_size or the number of replicas, or use a larger instance.",
+            remedy="Less tensor parallelism, fewer replicas, or a larger instance.",
             source="AWS Neuron documentation: NEURON_RT_NUM_CORES; vllm-neuron, issue 7",
         )
     for entry in table()["collectives"]:
@@ -86,8 +86,8 @@ def _heads(use: Use) -> Iterator[Finding]:
             id="heads-over-cores",
             rule="attention heads divide evenly over the cores of tensor parallelism",
             observed=f"{heads} heads over {tp} cores",
-            limit=f"tensor_parallel_size {', '.join(map(str, fitting))}",
-            remedy=f"Set tensor_parallel_size to one of {', '.join(map(str, fitting))}.",
+            limit=f"tensor parallelism over {', '.join(map(str, fitting))}",
+            remedy=f"Spread the model over {', '.join(map(str, fitting))} cores (tensor parallelism), or take another model.",
             source="vLLM's check of its configuration; a public study (`15 is not divisible by 2`)",
         )
     if kv and kv % tp and tp % kv:
@@ -96,7 +96,7 @@ def _heads(use: Use) -> Iterator[Finding]:
             rule="key-value heads divide over the cores, or cores over the heads (then heads are copied)",
             observed=f"{kv} key-value heads over {tp} cores",
             limit=f"a divisor or a multiple of {kv}",
-            remedy="Take such a tensor_parallel_size.",
+            remedy="Spread the model over such a number of cores.",
             source="vLLM: attention layers; vllm-neuron, issue 7",
         )
 
@@ -228,7 +228,7 @@ def _memory(use: Use) -> Iterator[Finding]:
             rule="weights and cache of a core fit into its device memory, before anything else does",
             observed=f"{(weights + cache + gradients) / 2**30:.1f} GiB a core ({shown}) over {tp} cores",
             limit=f"{limit / 2**30:g} GiB a core of {instance.name}",
-            remedy="Raise tensor_parallel_size, lower max_model_len or max_num_seqs, or quantise.",
+            remedy="More tensor parallelism, a lower max_model_len or max_num_seqs, or quantised weights.",
             source=f"{instance.source}; weights and cache by the model's config.json",
         )
 
