@@ -87,7 +87,7 @@ def _heads(use: Use) -> Iterator[Finding]:
             rule="attention heads divide evenly over the cores of tensor parallelism",
             observed=f"{heads} heads over {tp} cores",
             limit=f"tensor parallelism over {', '.join(map(str, fitting))}",
-            remedy=f"Spread the model over {', '.join(map(str, fitting))} cores (tensor parallelism), or take another model.",
+            remedy=f"Spread the model over {', '.join(map(str, fitting))} cores, or take another model.",
             source="vLLM's check of its configuration; a public study (`15 is not divisible by 2`)",
         )
     if kv and kv % tp and tp % kv:
