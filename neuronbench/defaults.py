@@ -42,6 +42,14 @@ def register_lanes(register: Callable[[LaneInfo], None]) -> None:
     )
     register(
         LaneInfo(
+            name="nki",
+            title="Kernels of NKI on one NeuronCore, timed by the SDK's own loop",
+            headline=("kernel_time_p50_us", "kernel_time_p99_us", "max_abs_err"),
+            needs=("compiled_model",),
+        )
+    )
+    register(
+        LaneInfo(
             name="embedding",
             title="Sentence embeddings, pooled and of length 1",
             headline=("latency_p50_ms", "latency_p99_ms", "throughput_items_s", "input_token_throughput_tok_s"),

@@ -111,6 +111,7 @@ DEFINITIONS: Final = _table(
     ("compile_stage", "s", "lower", "wall of one stage of producing an artifact, part of compile_time"),
     ("first_call", "ms", "lower", "the first call of a copy that was just loaded; what loading has put off is in it"),
     ("executable_size", "B", "lower", "bytes of the device's executables within an artifact"),
+    ("kernel_time", "us", "lower", "one execution of a kernel on the device, by the SDK's own loop; host left out"),
     ("artifact_size", "B", "lower", "bytes of an artifact on disk"),
     ("graphs", "graphs", None, "graphs that an artifact consists of"),
     ("cache_hits", "artifacts", None, "artifacts found in the cache"),

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from neuronbench import artifacts, models
 from neuronbench.compiled.facts import (
@@ -34,6 +34,8 @@ LOAD_S: Final = 300.0
 class CompiledBoot(Boot):
     """One boot; a backend's own derives from it and has the methods below that are marked so."""
 
+    model_class: ClassVar[type[WorkerModel]] = WorkerModel
+
     def __init__(self, spec: ResourceSpec, context: BootContext) -> None:
         super().__init__(spec, context)
         self.scratch = context.folder / "scratch"
@@ -48,6 +50,10 @@ class CompiledBoot(Boot):
             raise
 
     # -- the backend's own
+
+    def title(self) -> str:
+        """What is compiled, for people."""
+        return title(self.given)
 
     def begin(self, stack: Stack) -> None:
         """The stack is known, and nothing was started yet."""
@@ -94,66 +100,7 @@ class CompiledBoot(Boot):
     def let_go(self) -> None:
         """Give back what the boot has taken (cores, say): it failed, or its model has stopped. Idempotent."""
 
-    # -- the order of things
-
-    def _run(self) -> WorkerModel:
-        context, given = self.context, self.given
-        self.scratch.mkdir(exist_ok=True)
-        stack = self.stack("compile")
-        self.facts["stack"] = stack_facts(stack)
-        self.begin(stack)
-        source, identity = self._source(stack)
-        parts = self.key_parts(stack, identity)
-        artifact = self._artifact(parts, self.aside(stack, compiling=True), self.build(source, reference=False))
-        made = artifact.facts
-
-        def release() -> None:
-            artifact.release()
-            self.let_go()
-
-        plan = Plan(
-            launch=lambda index: self.launch(stack, index),
-            load={
-                "folder": str(artifact.folder),
-                **{name: made[name] for name in ("names", "loop", "inputs", "outputs")},
-                **self.load_options(made),
-            },
-            reference=self.aside(stack, compiling=False), reference_arguments=self.build(source, reference=True),
-            references=References(
-                cache_dir=context.settings.cache_dir, parts=reference_parts(parts, given), title=title(given)
-            ),
-            release=release,
-            folder=context.folder, spawn=context.spawn, name=self.spec.id,
-            call_deadline_s=context.settings.deadlines.point, load_deadline_s=min(self.left_s(), LOAD_S),
-            trash=[self.scratch],
-        )  # fmt: skip
-        context.progress(f"loading {title(given)}")
-        with contextlib.ExitStack() as undo:
-            undo.callback(artifact.release)
-            worker, loaded = start_copy(plan, 0, context.progress)
-            undo.callback(worker.stop)
-            model = self._verified(plan, worker, loaded, artifact)
-            undo.pop_all()
-            return model
-
-    def _verified(self, plan: Plan, worker: Worker, loaded: Reply, artifact: artifacts.Artifact) -> WorkerModel:
-        given, made = self.given, artifact.facts
-        self.metrics.append(metric("load_time", loaded.value["seconds"], n=1))
-        self.facts["weights"] = weights_in_words(made["model"])
-        self.facts["per_item"] = made["per_item"]
-        self.facts["worker"] = worker.call("facts", deadline_s=30.0, phase="boot").value
-        model = WorkerModel(
-            self.spec, plan, worker, loaded.value,
-            batch_size=given["batch_size"], floor=self.floor(made), max_workers=self.max_workers(),
-            facts=self.facts, boot_metrics=self.metrics,
-        )  # fmt: skip
-        self.ready(model, worker)
-        self.context.progress("verifying the first answer")
-        answer = model.outputs()
-        self.facts["outputs"] = {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in answer.items()}
-        return model
-
-    def _source(self, stack: Stack) -> tuple[dict[str, Json], dict[str, Json]]:
+    def sourced(self, stack: Stack) -> tuple[dict[str, Json], dict[str, Json]]:
         """What the handler builds the model from, and the model's part of the artifact's key."""
         given = self.given
         weights = {"weights": given["weights"], "seed": given["weights_seed"]}
@@ -178,12 +125,71 @@ class CompiledBoot(Boot):
         digest = model.weights_digest if given["weights"] == "pretrained" else ""
         return {"path": str(model.path), **weights}, {"config": config, "digest": digest, **weights}
 
+    # -- the order of things
+
+    def _run(self) -> WorkerModel:
+        context, given = self.context, self.given
+        self.scratch.mkdir(exist_ok=True)
+        stack = self.stack("compile")
+        self.facts["stack"] = stack_facts(stack)
+        self.begin(stack)
+        source, identity = self.sourced(stack)
+        parts = self.key_parts(stack, identity)
+        artifact = self._artifact(parts, self.aside(stack, compiling=True), self.build(source, reference=False))
+        made = artifact.facts
+
+        def release() -> None:
+            artifact.release()
+            self.let_go()
+
+        plan = Plan(
+            launch=lambda index: self.launch(stack, index),
+            load={
+                "folder": str(artifact.folder),
+                **{name: made[name] for name in ("names", "loop", "inputs", "outputs")},
+                **self.load_options(made),
+            },
+            reference=self.aside(stack, compiling=False), reference_arguments=self.build(source, reference=True),
+            references=References(
+                cache_dir=context.settings.cache_dir, parts=reference_parts(parts, given), title=self.title()
+            ),
+            release=release,
+            folder=context.folder, spawn=context.spawn, name=self.spec.id,
+            call_deadline_s=context.settings.deadlines.point, load_deadline_s=min(self.left_s(), LOAD_S),
+            trash=[self.scratch],
+        )  # fmt: skip
+        context.progress(f"loading {self.title()}")
+        with contextlib.ExitStack() as undo:
+            undo.callback(artifact.release)
+            worker, loaded = start_copy(plan, 0, context.progress)
+            undo.callback(worker.stop)
+            model = self._verified(plan, worker, loaded, artifact)
+            undo.pop_all()
+            return model
+
+    def _verified(self, plan: Plan, worker: Worker, loaded: Reply, artifact: artifacts.Artifact) -> WorkerModel:
+        given, made = self.given, artifact.facts
+        self.metrics.append(metric("load_time", loaded.value["seconds"], n=1))
+        self.facts["weights"] = weights_in_words(made["model"])
+        self.facts["per_item"] = made["per_item"]
+        self.facts["worker"] = worker.call("facts", deadline_s=30.0, phase="boot").value
+        model = self.model_class(
+            self.spec, plan, worker, loaded.value,
+            batch_size=given["batch_size"], floor=self.floor(made), max_workers=self.max_workers(),
+            facts=self.facts, boot_metrics=self.metrics,
+        )  # fmt: skip
+        self.ready(model, worker)
+        self.context.progress("verifying the first answer")
+        answer = model.outputs()
+        self.facts["outputs"] = {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in answer.items()}
+        return model
+
     def _artifact(self, parts: Mapping[str, Json], launch: Launch, build: Mapping[str, Json]) -> artifacts.Artifact:
         """From the cache, or compiled now in a worker that does nothing else."""
         context, given = self.context, self.given
 
         def compile(folder: Path) -> Mapping[str, Json]:
-            context.progress(f"compiling {title(given)}")
+            context.progress(f"compiling {self.title()}")
             worker = Worker.start(
                 launch, name=f"{self.spec.id}-compiler", folder=context.folder, spawn=context.spawn,
                 deadline_s=self.left_s(), progress=context.progress,
@@ -204,7 +210,7 @@ class CompiledBoot(Boot):
                 progress=context.progress,
                 deadline_s=self.left_s(),
                 failure_of=_failure_of,
-                title=title(given),
+                title=self.title(),
             )
         except artifacts.Busy as error:
             raise PointFailure(

@@ -64,7 +64,9 @@ def reference_parts(parts: Mapping[str, Json], given: FrozenMap) -> dict[str, Js
 
 
 def weights_in_words(made: Mapping[str, Json]) -> str:
-    """`real`, `random (seed 0)`, or what of both: what a quality that is measured can be a quality of."""
+    """`real`, `random (seed 0)`, what of both, `none`: what a quality that is measured can be a quality of."""
+    if made["weights"] == "none":
+        return "none"
     if made["weights"] == "seeded":
         return f"random (seed {made['seed']})"
     return f"real, but for random (seed {made['seed']}): {', '.join(made['new'])}" if made["new"] else "real"

@@ -65,6 +65,8 @@ FAMILIES: Final = tuple(
 
 def wrong_settings(settings: FrozenMap) -> str:
     """What makes these settings impossible anywhere, in one line; empty when nothing does."""
+    if settings["family"] == "nki":
+        return f"family nki: NKI's kernels run on NeuronCores only; here there is: {', '.join(FAMILIES)}"
     architecture = settings["architecture"]
     if not settings["model"] and not architecture:
         return "the point has neither `model` nor `architecture`, so there is nothing to compile"

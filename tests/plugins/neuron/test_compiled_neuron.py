@@ -16,7 +16,8 @@ import pytest
 from neuron_boxes import TINY, stacked
 from neuronbench_neuron import cores
 from neuronbench_neuron.backend import NeuronBackend
-from neuronbench_neuron.compiled import provider as neuron
+from neuronbench_neuron.compiled import boot as neuron
+from neuronbench_neuron.compiled.provider import NeuronCompiledProvider
 
 from neuronbench import BackendInfo, Point, ProviderInfo, config, measure_device, processes
 from neuronbench.artifacts import ArtifactCache
@@ -42,7 +43,7 @@ class Rig:
     folder: Path
     settings: config.Settings
     backend: NeuronBackend
-    provider: neuron.NeuronCompiledProvider
+    provider: NeuronCompiledProvider
     boots: int = 0
 
     def spec(self, **params: Any) -> ResourceSpec:
@@ -81,7 +82,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         settings = dataclasses.replace(config.load(folder, environ={}), cache_dir=folder / "cache")
         info = BackendInfo(name="trn1", title="", family="neuron", target="")
         made = ProviderInfo(name="compiled_model/neuron", kind="compiled_model", families=("neuron",), target="")
-        yield Rig(box, folder, settings, NeuronBackend(info), neuron.NeuronCompiledProvider(made))
+        yield Rig(box, folder, settings, NeuronBackend(info), NeuronCompiledProvider(made))
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ def wrong(given: Mapping[str, Json]) -> str:
         if not str(name).startswith("-"):
             return f"compiler_flags: expected options of neuronx-cc such as --distribution-strategy, found {name!r}"
         if name in OWN:
-            hint = closest(str(name).strip("-").replace("-", "_"), DEFAULTS)
+            hint = closest(str(name).strip("-").replace("-", "_"), list(DEFAULTS))
             return f"compiler_flags: {name} is a parameter of its own, or follows from the host{hint}"
     return ""
 
