@@ -86,7 +86,7 @@ def _line(
     own: dict[str, Json] = {}
     rate = ""
     for name, found, cell in zip(table.columns, known, cells, strict=True):
-        if found is None or found.kind == "number":
+        if cell and (found is None or found.kind == "number"):
             own[text(name)] = value if (value := number(cell)) is not None else text(cell)
         if found is None or not cell or cell.lower() in ("n/a", "-", "none"):
             continue
@@ -237,12 +237,12 @@ def _metrics(row: Published) -> list[Metric]:
         low, high = getattr(row, f"{name}_p50_ms"), getattr(row, f"{name}_p99_ms")
         if low is None and high is None:
             continue
-        swapped = low is not None and high is not None and low > high
+        why = f"P50 {low:g} is above P99 {high:g} there" if low is not None and high is not None and low > high else ""
+        if name == "latency" and row.group == "decoder":
+            why = "of a token or of a whole answer: not said"
         for stat, value in (("p50", low), ("p99", high)):
-            note = (
-                f"P50 {low:g} is above P99 {high:g} there" if swapped else "how it is made of observations is not said"
-            )
-            made.append(metric(names.get(name, name), None if swapped else value, stat=stat, note=note))
+            note = why or "how it is made of observations is not said"
+            made.append(metric(names.get(name, name), None if why else value, stat=stat, note=note))
     return made
 
 

@@ -12,6 +12,7 @@ from neuronbench.engines.aiperf import AIPerf
 from neuronbench.engines.base import WHOLE_RUN, Column, Reading, mapped, number
 from neuronbench.engines.guidellm import GuideLLM
 from neuronbench.engines.vllm import VLLM
+from neuronbench.importers import guidellm_first
 from neuronbench.importers.base import Imported, instant, mapping, plain, text, whole
 from neuronbench.importers.safe import read_json, read_json_lines
 from neuronbench.model import Failure, Gate, Json
@@ -46,6 +47,8 @@ def _vllm(path: Path, name: str, data: Mapping[str, Any]) -> Imported:
 def guidellm(path: Path) -> Sequence[Imported]:
     """guidellm's JSON: one result a benchmark (a rate or a number of streams) of its list."""
     data = mapping(read_json(path), "the result")
+    if guidellm_first.is_first(data):
+        return [_first(path, index, each) for index, each in enumerate(guidellm_first.benchmarks(data))]
     found = []
     for index, benchmark in enumerate(data["benchmarks"]):
         reading = GuideLLM().parse({"benchmarks": [benchmark]})
@@ -57,6 +60,13 @@ def guidellm(path: Path) -> Sequence[Imported]:
         )  # fmt: skip
         found.append(_served(path, f"{path.stem}-{index}-{kind}", params, reading, measured_at=_begun(benchmark)))
     return found
+
+
+def _first(path: Path, index: int, benchmark: Mapping[str, Any]) -> Imported:
+    mode = text(benchmark["mode"])
+    concurrency = 1 if mode == "synchronous" else None
+    params = _params(arrivals=mode, concurrency=concurrency, rate=number(benchmark.get("rate")))
+    return _served(path, f"{path.stem}-{index}-{mode}", params, guidellm_first.parse(benchmark))
 
 
 def _strategy(benchmark: Mapping[str, Any]) -> Any:

@@ -18,7 +18,7 @@ import aws_pages
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tools import SOURCES
+from test_tools import GUIDELLM_FIRST, SOURCES
 
 from neuronbench import cli
 from neuronbench.canonical import canonical_json
@@ -28,6 +28,7 @@ from neuronbench.receipts import ReceiptStore
 
 TEXTS: dict[str, tuple[str, str, str]] = {
     **{kind: (kind, name, json.dumps(sample)) for kind, (name, sample) in SOURCES.items()},
+    "guidellm-0.1": ("guidellm", "guidellm_report.json", json.dumps(GUIDELLM_FIRST)),
     "aws-html": ("aws", "page.html", aws_pages.page_html(2)),
     "aws-text": ("aws", "page.txt", aws_pages.page_text(aws_pages.as_tabs, 2)),
     "aws-csv": (
@@ -247,7 +248,7 @@ def replaced(value: Any, text: str) -> Any:
 def contents(form: str, hostile: str) -> str:
     kind, _, whole = TEXTS[form]
     if kind != "aws":
-        return json.dumps(replaced(SOURCES[form][1], hostile))
+        return json.dumps(replaced(json.loads(whole), hostile))
     cell = " ".join(hostile.split()).replace("\ud800", "?").replace(",", ";").replace('"', "'")
     return whole.replace("albert-base-v2", html.escape(cell) if form == "aws-html" else cell or "-")
 

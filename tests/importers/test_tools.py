@@ -74,6 +74,21 @@ GUIDELLM = {
         }
     ]
 }  # fmt: skip
+FIRST = [
+    {"prompt_token_count": 16, "output_token_count": 4, "start_time": 100.0 + index, "end_time": 100.9 + index,
+     "first_token_time": 0.050 + index / 1000, "decode_times": {"data": [0.010, 0.020, 0.030]}}
+    for index in range(20)
+]  # fmt: skip
+GUIDELLM_FIRST = {
+    "benchmarks": [
+        {
+            "benchmarks": [
+                {"mode": "synchronous", "rate": None, "results": FIRST, "errors": []},
+                {"mode": "asynchronous", "rate": 2.5, "results": FIRST[:4], "errors": [{"message": "refused"}]},
+            ]
+        }
+    ]
+}
 AIPERF = {
     "request_count": {"unit": "requests", "avg": 10}, "is_complete": True, "start_time": "2026-03-01T10:00:00",
     "time_to_first_token": {"unit": "ms", "avg": 52.0, "p50": 50.0, "p90": 55.0, "p99": 60.0, "max": 61.0, "count": 10},
@@ -178,6 +193,20 @@ def test_the_versions_of_guidellm(version: str, tmp_path: Path) -> None:
     assert item.params == {"arrivals": "concurrent", "concurrency": 4, "model": "org/model"}
     assert values(item)["ttft_p99_ms"] == 59.0
     assert item.measured_at == ("" if version == "0.3" else "2026-01-01T00:00:00.500000+00:00")
+
+
+def test_the_first_guidellm_has_requests_and_no_statistics(tmp_path: Path) -> None:
+    alone, rated = one("guidellm", tmp_path, GUIDELLM_FIRST)
+    said = values(alone)
+    assert alone.params == {"arrivals": "synchronous", "concurrency": 1}
+    assert said["ttft_p50_ms"] == pytest.approx(59.0)  # the tenth of twenty
+    assert said["ttft_p90_ms"] == pytest.approx(67.0)
+    assert said["ttft_p99_ms"] is None  # of twenty requests
+    assert (said["icl_p50_ms"], said["tpot_p50_ms"]) == (pytest.approx(20.0), None)
+    assert alone.own["output_token_throughput"] == pytest.approx(80 / 19.9)
+    assert rated.params == {"arrivals": "asynchronous", "rate": 2.5}
+    assert (values(rated)["ttft_p50_ms"], values(rated)["error_rate_share"]) == (None, pytest.approx(0.2))
+    assert values(rated)["ttft_ok_p50_ms"] == pytest.approx(51.0)
 
 
 def test_failures_of_a_tool_leave_only_the_success_statistics(tmp_path: Path) -> None:

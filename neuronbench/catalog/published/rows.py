@@ -96,7 +96,8 @@ class Published:
     @property
     def implied_workers(self) -> float | None:
         """Model copies that must have been busy at once: throughput × P50, per item of a batch."""
-        if self.throughput is None or self.latency_p50_ms is None or not self.latency_of:
+        alike = {"call": "items", "token": "tokens"}.get(self.latency_of) == self.throughput_of
+        if self.throughput is None or self.latency_p50_ms is None or not alike:
             return None
         each = self.batch_size or 1 if self.latency_of == "call" else 1
         return self.throughput * self.latency_p50_ms / 1e3 / each
