@@ -22,7 +22,8 @@ def published_lines(records: Sequence[Record], limit: int = LIMIT) -> list[str]:
 
 
 def _line(told: Mapping[str, Json]) -> str:
-    where = f"published {told['edition']}, {told['table']} row {told['row']}, {told['instance_type']}"
+    row = "/".join(str(told[part]) for part in ("edition", "group", "table", "row"))
+    where = f"published {row}, {told['instance_type']}"
     compared = told.get("compared") or ()
     ratios = [f"{each['stat'].replace('_', ' ')} {each['ratio']:.3f}" for each in compared if each["ratio"] is not None]
     said = [f"measured / published: {', '.join(ratios)}" if ratios else ""]

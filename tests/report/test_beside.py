@@ -28,7 +28,7 @@ def record(instance: str, **params: Any) -> Record:
 
 def test_ratios_and_findings_are_in_one_line() -> None:
     (line,) = published_lines([record("trn1.32xlarge")])
-    assert "published trn1-2024-04, throughput row 14, trn1.32xlarge" in line
+    assert "published trn1-2024-04/encoder/throughput/14, trn1.32xlarge" in line
     assert f"measured / published: throughput {45 / 40.74:.3f}" in line
     assert "the row has part_billed_as_whole" in line
 
