@@ -111,17 +111,22 @@ class Counters:
         return found if found.computed > 0 and 0 <= found.padded <= found.computed else None
 
     def compiled(self) -> list[str] | None:
-        """Buckets whose time of compiling appeared or changed in the window; None where the server does not tell it."""
+        """Buckets whose time of compiling appeared or changed in the window; None where the server does not tell it.
+
+        Up to the first sample after the window's end: what happened since the one before may have been inside.
+        """
         if self._start is None or self._end is None:
             return None
         known, changed = False, []
+        scrapes = sorted({at for series, _ in self.series(COMPILED) for at in self._telemetry.get(series).mono_ns})
+        until = next((at for at in scrapes if at >= self._end), self._end)
         since = self._telemetry.since(METRICS)
+        seen_before = since is not None and since <= self._start
         for series, labels in self.series(COMPILED):
             known = True
             found = self._telemetry.get(series)
-            inside = [v for at, v in zip(found.mono_ns, found.values, strict=True) if self._start < at <= self._end]
+            inside = [v for at, v in zip(found.mono_ns, found.values, strict=True) if self._start < at <= until]
             before = [v for at, v in zip(found.mono_ns, found.values, strict=True) if at <= self._start]
-            seen_before = since is not None and since <= self._start
             if inside and ((before and inside[-1] != before[-1]) or (not before and seen_before)):
                 changed.append(labels.get("bucket_name", "?"))
         return sorted(changed) if known else None
