@@ -14,7 +14,8 @@ from neuronbench import BackendInfo, LaneInfo, ProviderInfo, hookimpl
 @hookimpl
 def register_backends(register):
     register(BackendInfo(name="fake", title="Fake hardware", target="fakes:FakeBackend", family="fake"))
-    register(BackendInfo(name="truth", title="Truth server", target="truth_plugin:TruthBackend", family="truth"))
+    register(BackendInfo(name="truth", title="Truth server", family="truth",
+                         target="neuronbench.testing.fake_backend:FakeBackend"))
     register(BackendInfo(name="absent", title="Absent hardware", target="fakes:AbsentBackend", family="fake"))
 
 @hookimpl
@@ -25,7 +26,7 @@ def register_lanes(register):
 def register_resources(register):
     register(ProviderInfo(name="endpoint/fake", kind="endpoint", families=("fake",), target="fakes:FakeProvider"))
     register(ProviderInfo(name="endpoint/truth", kind="endpoint", families=("truth",),
-                          target="truth_plugin:TruthProvider"))
+                          target="neuronbench.testing.fake_backend:TruthProvider"))
     register(ProviderInfo(name="compiled_model/toy", kind="compiled_model", families=("fake",),
                           target="neuronbench.testing.toy_model:ToyProvider"))
     register(ProviderInfo(name="trainer/toy", kind="trainer", families=("fake",),
@@ -116,7 +117,6 @@ class Project:
         monkeypatch.syspath_prepend(str(self.path))
         pytester.makeconftest(CONFTEST)
         pytester.makepyfile(fakes=FAKES)
-        (self.path / "truth_plugin.py").write_text((Path(__file__).parent / "truth_plugin.py").read_text())
         pytester.makepyprojecttoml('[tool.pytest]\nneuronbench = true\nstrict = true\nfilterwarnings = ["error"]\n')
 
     def bench(self, source: str, name: str = "bench_it") -> None:

@@ -94,12 +94,9 @@ class NeuronTrainer:
         self._tell("on_train_end")
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: int | None = None) -> Any:
-        device = _device.get()
-        device.trace("train", _device.execution_s())
-        if _device.extracting():  # nothing is computed
-            return torch.zeros(())
-        loss = model(**inputs, num_items_in_batch=num_items_in_batch)["loss"]
-        loss.backward()
+        loss = model(**inputs, use_cache=False, reduction="sum")["loss"] / num_items_in_batch
+        if not _device.extracting():  # else nothing is computed
+            loss.backward()
         return loss
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch  # type: ignore[import-not-found,unused-ignore]
 import transformers  # type: ignore[import-not-found,unused-ignore]
 from neuronx_distributed.parallel_layers import parallel_state  # type: ignore[import-not-found,unused-ignore]
+from torch_xla import _device  # type: ignore[import-not-found,unused-ignore]
 
 MODEL_TYPES = ("llama", "granite", "qwen3")
 SHARDS = "shards"
@@ -32,6 +33,18 @@ class NeuronModelForCausalLM:
             )
         model = transformers.AutoModelForCausalLM.from_pretrained(pretrained_model_name_or_path, **kwargs)
         model.save_pretrained = lambda folder, **more: save(model, folder, **more)
+        plain = model.forward
+
+        def forward(*args: Any, reduction: str = "mean", **more: Any) -> Any:
+            """The real models' loss takes `reduction`, and not what those of transformers take."""
+            if "num_items_in_batch" in more:
+                raise TypeError("forward() got an unexpected keyword argument 'num_items_in_batch'")
+            _device.get().trace("train" if model.training else "evaluate", _device.execution_s())
+            if _device.extracting():  # nothing is computed
+                return {"loss": next(model.parameters()).reshape(-1)[0] * 0.0}
+            return plain(*args, **more, **({"num_items_in_batch": 1} if reduction == "sum" else {}))
+
+        model.forward = forward
         return model
 
 
