@@ -19,15 +19,19 @@ def ui(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 5000,
 ) -> None:
     """Serve MLflow's interface over this project's results, on this machine only. Ctrl-C ends it."""
-    from neuronbench.sinks.mlflow import ui_command, ui_environment
+    from neuronbench.sinks.mlflow import ui_command, ui_environment, ui_pages
 
-    chosen = _free(port)
+    chosen, settings = _free(port), host.of(context).settings
     try:
-        command = ui_command(host.of(context).settings, host=ADDRESS, port=chosen)
+        command = ui_command(settings, host=ADDRESS, port=chosen)
     except ValueError as error:
         raise host.CommandError(str(error), status=host.USAGE) from error
     command += ["--workers", "1"]  # one reader; four of them take four times as long to start
-    host.say(f"MLflow: http://{ADDRESS}:{chosen}  (there in a few seconds; Ctrl-C ends it)")
+    address = f"http://{ADDRESS}:{chosen}"
+    host.say(f"MLflow: {address}  (there in a few seconds; Ctrl-C ends it)")
+    pages = ui_pages(settings, address)
+    for lane, page in pages.items():
+        host.say(f"  {lane:<{max(map(len, pages))}}  {page}")
     sys.stderr.flush()
     # Its runner of background jobs is a process of its own that nothing here needs.
     environ = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **ui_environment()}

@@ -5,7 +5,7 @@ boot and compile, and one summary child per point that was repeated. Everything 
 store may be lost and made again (`push`). Importing this loads no mlflow; the first delivery does.
 """
 
-from neuronbench.sinks.mlflow.push import PushResult, push, ui_command, ui_environment
+from neuronbench.sinks.mlflow.push import PushResult, push, ui_command, ui_environment, ui_pages
 from neuronbench.sinks.mlflow.sink import MlflowSink
 
-__all__ = ["MlflowSink", "PushResult", "push", "ui_command", "ui_environment"]
+__all__ = ["MlflowSink", "PushResult", "push", "ui_command", "ui_environment", "ui_pages"]

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 FILES: Final = "files.json"
 WHOLE: Final = "receipt"
+PACKED: Final = ".gzip"
+"""Not `.gz`: what is called so is unpacked on its way through a server."""
 PART_BYTES: Final = 64 * 1024 * 1024
 LIMIT_BYTES: Final = 1024 * 1024 * 1024
 """Larger files stay in the receipt."""
@@ -72,7 +75,7 @@ def _stow(path: str, fact: FileFact, shown: str, taken: set[str]) -> Stowed:
         return Stowed(path=path, fact=fact)
     if Path(path).suffix.lower() in _LOGS and fact.bytes > TAIL_BYTES:
         tail = _free(f"{shown}.tail.txt", taken) if shown else ""
-        return Stowed(path=path, fact=fact, at=(f"{WHOLE}/{path}.gz",), gzip=True, shown=tail)
+        return Stowed(path=path, fact=fact, at=(f"{WHOLE}/{path}{PACKED}",), gzip=True, shown=tail)
     if fact.bytes > PART_BYTES:
         count = -(-fact.bytes // PART_BYTES)
         return Stowed(path=path, fact=fact, at=tuple(f"{WHOLE}/{path}.part-{n:03d}" for n in range(count)))
@@ -229,6 +232,9 @@ def fetch(client: MlflowClient, run_id: str, stowed: list[Stowed], folder: Path,
         with target.open("wb") as out:
             for artifact in each.at:
                 part = Path(client.download_artifacts(run_id, artifact, str(scratch)))
-                with gzip.open(part) if each.gzip else part.open("rb") as source:
-                    shutil.copyfileobj(source, out)
+                try:
+                    with gzip.open(part) if each.gzip else part.open("rb") as source:
+                        shutil.copyfileobj(source, out)
+                except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                    raise RestoreError(f"run {run_id}: {artifact} is damaged: {error}; push it again") from error
                 part.unlink()

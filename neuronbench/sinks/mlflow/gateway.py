@@ -82,8 +82,7 @@ class Gateway:
     @property
     def sqlite(self) -> Path | None:
         """The database file when the store is SQLite."""
-        prefix = "sqlite:///"
-        return Path(self.uri[len(prefix) :].partition("?")[0]) if self.uri.startswith(prefix) else None
+        return sqlite_file(self.uri)
 
     @property
     def served(self) -> bool:
@@ -238,9 +237,13 @@ def artifacts_of(settings: Settings, lane: str) -> str:
 def mlflow_quiet(variables: Mapping[str, str]) -> Iterator[None]:
     """Settings for MLflow while it is called, and only then: what is started later inherits none of them.
 
-    Its usage reporting is off, its chatter and warnings are not ours to show.
+    Its usage reporting is off, its chatter and warnings are not ours to show. It would also print the address of each
+    run, with the password that is in the address of the server, and between the lines of `--json`.
     """
-    ours = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", **variables}
+    ours = {
+        "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false", **variables,
+    }  # fmt: skip
     names = (*ours, "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
     before = {name: os.environ.get(name) for name in names}
     levels = {name: logging.getLogger(name).level for name in _CHATTY}
@@ -270,6 +273,12 @@ def quieten() -> None:
 # the SQLite file
 
 
+def sqlite_file(uri: str) -> Path | None:
+    """The database file of a SQLite store's URI; None for another store."""
+    prefix = "sqlite:///"
+    return Path(uri[len(prefix) :].partition("?")[0]) if uri.startswith(prefix) else None
+
+
 @contextmanager
 def _database(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
     connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None)
@@ -284,6 +293,22 @@ def _number(path: Path, timeout_s: float) -> None:
     with _database(path, timeout_s) as database:
         if database.execute("PRAGMA user_version").fetchone() == (0,):
             database.execute(f"PRAGMA user_version = {secrets.randbelow(2**31 - 1) + 1}")
+
+
+def lanes_of(uri: str) -> dict[str, str]:
+    """Lane → id of its experiment in a SQLite store; empty where there is none, or nothing in it yet."""
+    path = sqlite_file(uri)
+    if path is None or not path.is_file():
+        return {}
+    try:
+        with _database(path, LIVE.busy_s) as database:
+            rows = database.execute(
+                "SELECT name, experiment_id FROM experiments "
+                "WHERE name LIKE 'neuronbench/%' AND lifecycle_stage = 'active' ORDER BY name"
+            ).fetchall()
+    except sqlite3.Error:
+        return {}
+    return {str(name).removeprefix("neuronbench/"): str(experiment) for name, experiment in rows}
 
 
 def rehome(settings: Settings) -> int:

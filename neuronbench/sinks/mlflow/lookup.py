@@ -67,9 +67,7 @@ def _runs(client: MlflowClient, asked: str) -> Iterator[Run]:
         yield from claims.every(client, chosen, "tags.`nb.kind` = 'point'")
     elif ours:
         everywhere = [e.experiment_id for e in ours]
-        yield from claims.every(
-            client, everywhere, f"tags.`nb.session` = {quoted(asked)} and tags.`nb.kind` = 'point'"
-        )
+        yield from claims.every(client, everywhere, f"tags.`nb.session` = {quoted(asked)} and tags.`nb.kind` = 'point'")
 
 
 def quoted(text: str) -> str:

@@ -225,7 +225,7 @@ class _Puller:
 def _artifact(client: MlflowClient, run_id: str, name: str, scratch: Path) -> bytes | None:
     """An artifact's bytes; None when the run has none of that name."""
     if name not in {item.path for item in client.list_artifacts(run_id)}:
-        return None
+        return None  # asking for what is not there would be tried again and again
     return Path(client.download_artifacts(run_id, name, str(scratch))).read_bytes()
 
 

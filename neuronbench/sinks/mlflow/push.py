@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from neuronbench.receipts import Header, ReceiptError
 from neuronbench.receipts.receipt import SINKS, read_marker
-from neuronbench.sinks.mlflow.gateway import PUSH, rehome
+from neuronbench.sinks.mlflow.gateway import PUSH, lanes_of, rehome
 from neuronbench.sinks.mlflow.sink import NAME, MlflowSink
 
 if TYPE_CHECKING:
@@ -116,6 +116,18 @@ def ui_command(settings: Settings, *, host: str = "127.0.0.1", port: int = 5000)
         "--artifacts-destination", str(settings.artifacts_dir),
         "--host", host, "--port", str(port), "--workers", "1",
     ]  # fmt: skip
+
+
+def ui_pages(settings: Settings, address: str) -> dict[str, str]:
+    """Lane → page of its runs below `address`, for the lanes that a SQLite store of the settings has.
+
+    MLflow's own start page leads to its pages for agents, which know nothing of runs, until somebody has switched that
+    browser to "Model training"; these lead to the runs.
+    """
+    return {
+        lane: f"{address}/#/experiments/{experiment}/runs?workflowType=machine_learning"
+        for lane, experiment in lanes_of(settings.mlflow_uri).items()
+    }
 
 
 def ui_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:

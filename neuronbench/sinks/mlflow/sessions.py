@@ -16,7 +16,7 @@ from neuronbench.receipts.sessions import MANIFEST
 from neuronbench.sinks.contents import FileFact, RestoreError, contents
 from neuronbench.sinks.mlflow import mapping
 
-UNMEASURED: Final = "unmeasured.json.gz"
+UNMEASURED: Final = "unmeasured.json.gzip"
 """Receipts of points that were skipped or taken from an earlier session: hundreds may be, and none is worth a run."""
 _FAILED: Final = frozenset({Outcome.FAILED, Outcome.ERROR, Outcome.TIMEOUT})
 _PYTEST_INTERRUPTED: Final = 2
