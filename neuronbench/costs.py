@@ -77,10 +77,12 @@ def _costs(record: Record, rate: Metric, id_: str, stat: str, price: Price) -> I
     def cost(per_s: float | None) -> float | None:
         return price.usd_per_hour / 3600 / per_s * 1e6 if per_s else None
 
+    leased = record.resource.facts.get("leased_cores") if record.resource is not None else None
+    of_cores = f", {leased} of its {record.environment.facts.get('backend.cores')} cores are used" if leased else ""
     missing = "" if rate.value else f"; {rate.key} is {'null' if rate.value is None else 'zero'}"
     yield metric(
         id_, cost(rate.value), stat=stat, n=rate.n, low=cost(rate.high), high=cost(rate.low),
-        confidence=rate.confidence, note=f"{told}; all of the instance is paid{missing}",
+        confidence=rate.confidence, note=f"{told}; all of the instance is paid{of_cores}{missing}",
     )  # fmt: skip
     if price.block_usd is None:
         return

@@ -395,13 +395,14 @@ class Session:
         return spec.kind
 
     def reference(self, resource: Resource) -> ResourceRef:
-        """How a record cites `resource`."""
+        """How a record cites `resource`; what has a part of the machine only says how many cores that is."""
         spec = resource.spec
+        part = 0 < spec.cores < self.probe(spec.backend).cores
         return ResourceRef(
             id=spec.id,
             kind=spec.kind,
             spec=shown(spec),
-            facts=FrozenMap(resource.facts),
+            facts=FrozenMap({**resource.facts, "leased_cores": spec.cores} if part else resource.facts),
             boot_receipt=self._boot_receipts.get(spec.key, ""),
         )
 

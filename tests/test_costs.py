@@ -103,6 +103,14 @@ def test_a_machine_that_nobody_rents_has_no_costs() -> None:
     assert of(record(ON_DEMAND)) == {}
 
 
+def test_a_part_of_the_machine_is_billed_as_the_whole_and_says_so() -> None:
+    part = ResourceRef(id="r", kind="endpoint", spec=FrozenMap(), facts=FrozenMap(leased_cores=2))
+    facts = {**ON_DEMAND, "backend.instance_type": "trn1.32xlarge", "backend.region": "us-east-1", "backend.cores": 32}
+    (cost,) = of(record(facts, throughput(40.74), resource=part)).values()
+    assert cost.value == pytest.approx(146.594, abs=5e-4)  # a row of AWS's tables: one model on 2 of 32 cores
+    assert "all of the instance is paid, 2 of its 32 cores are used" in cost.note
+
+
 def test_somebody_else_s_server_has_no_cost_by_this_machine_s_price() -> None:
     external = ResourceRef(id="r", kind="endpoint", spec=FrozenMap(), facts=FrozenMap(external=True))
     (cost,) = of(record(ON_DEMAND, throughput(100.0), resource=external)).values()
