@@ -19,6 +19,7 @@ import pytest
 from report_receipts import HOSTILE, Project, fill, point, serving, telemetry
 from synthetic_receipts import requests
 
+from neuronbench.catalog import published
 from neuronbench.catalog.instances import prices
 from neuronbench.definitions import metric
 from neuronbench.model import Gate, Outcome, Provenance
@@ -413,3 +414,87 @@ def test_imported_and_simulated_are_no_headline_even_when_nothing_else_is_there(
     blocks = section(build.document(project.content()), "lane-serving").blocks
     assert not [block for block in blocks if isinstance(block, Table) and block.title == "Headline"]
     assert table(blocks, "Imported").marks == ["imported"]
+
+
+def test_published_figures_stand_beside_the_point_with_what_is_odd_about_them(project: Project) -> None:
+    row = next(row for row in published.rows() if published.findings(row))
+    told = [
+        {"stat": "throughput", "published": 40.74, "unit": "items/s", "key": "throughput_items_s"},
+        {"stat": "latency_p50", "published": 392.0, "unit": "ms", "key": "latency_p50_ms", "why": "another instance"},
+    ]
+    ratio = metric("measured_over_published", 0.5, stat="throughput", n=40, note="throughput_items_s / 40.74")
+    none = metric("measured_over_published", None, stat="latency_p50", note="another instance")
+    workload = {"published": {**published.described(row), "compared": told}}
+    project.put(point("encoder", "encoder", batch_size=1), ratio, none, workload=workload)
+    document = build.document(project.content())
+    found = table(section(document, "published").blocks, "Beside published figures")
+    assert column(found, "model there") == [row.model] * 2
+    assert column(found, "published") == ["40.74 items/s", "392 ms"]
+    assert column(found, "measured / published") == ["0.500", "not compared"]
+    ids = ", ".join(finding.id for finding in published.findings(row))
+    assert column(found, "findings") == [ids] * 2
+    assert all(any(finding.text in note for note in found.notes) for finding in published.findings(row))
+
+
+STRANGE: list[Any] = [
+    None,
+    "",
+    "x" * 50,
+    -1,
+    0,
+    1e308,
+    10**400,
+    True,
+    [],
+    [[]],
+    {},
+    {"a": {"b": [1]}},
+    ["<b>"],
+    "\ud800",
+]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [path] if path else []
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return found + [place for key, item in inside for place in places(item, (*path, key))]
+
+
+def test_no_receipt_however_strange_breaks_the_report_of_the_others(project: Project) -> None:
+    import json
+
+    training = {"job": {"micro_batch": 1}, "flops": {"per_token": 6e8, "trainable": 10, "frozen": 5, "sequence": 64}}
+    workload = {
+        "published": published.described(published.rows()[0]),
+        "training": [training], "loops": [{"workers": 2}],
+        "window": {"start_ns": 1, "end_ns": 2, "totals": {"generation_tokens": 5}},
+    }  # fmt: skip
+    numbers = [
+        *serving(),
+        metric("train_throughput", 9.0, n=3),
+        metric("measured_over_published", 0.5, stat="throughput"),
+    ]
+    folder = project.put(
+        point(concurrency=4), *numbers, workload=workload, facts={"backend.instance_type": "trn2.3xlarge"},
+        resource={"model": {"parameter_count": 9}, "artifact": {"cache": "hit"}},
+        spec={"engine_args": {"tp_degree": 2}},
+        gates=[Gate(id="g", passed=False, observed=1.0, limit=2)],
+    )  # fmt: skip
+    project.put(point(concurrency=8), *serving(222.0))
+    whole = (folder / "record.json").read_text(encoding="utf-8")
+    draw = random.Random(5)
+    told = 0
+    everywhere = places(json.loads(whole))
+    for place in everywhere:
+        document = json.loads(whole)
+        parent = document
+        for key in place[:-1]:
+            parent = parent[key]
+        parent[place[-1]] = draw.choice(STRANGE)
+        (folder / "record.json").write_text(json.dumps(document), encoding="utf-8")
+        content = project.content()
+        made = build.document(content)
+        assert "222.0" in html.render(made, stills=False).encode().decode(), place
+        markdown.render(made).encode()
+        told += bool(content.left_out)
+    assert 0 < told < len(everywhere), "some are told and left out, others are shown as far as they go"

@@ -11,7 +11,7 @@ from neuronbench.compare import Comparison, Verdict
 from neuronbench.compare import Row as Compared
 from neuronbench.definitions import DEFINITIONS
 from neuronbench.report import comparison as words
-from neuronbench.report.page import costs, curves, frontier, lanes, problems, roofline, samples
+from neuronbench.report.page import beside, costs, curves, frontier, lanes, problems, roofline, samples
 from neuronbench.report.page.figure import Block, Cell, Document, Section, Table, Text, Tone
 from neuronbench.report.page.gather import Content
 from neuronbench.report.page.rows import Row, Standing, by_lane
@@ -35,7 +35,7 @@ def document(content: Content, comparison: Comparison | None = None) -> Document
         sections.append(
             Section(title=_title(lane, content), anchor=f"lane-{_slug(lane)}", blocks=_lane(lane, rows, content))
         )
-    published = problems.published(content.rows, content)
+    published = beside.published(content.rows, content)
     if published:
         sections.append(Section(title="Measured / published", anchor="published", blocks=published))
     sections += [

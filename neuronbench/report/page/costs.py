@@ -13,7 +13,7 @@ from neuronbench.report.compiles import artifact_of
 from neuronbench.report.page.figure import Cell, Figure, Panel, Table, Text, Trace
 from neuronbench.report.page.gather import Content, instance_of
 from neuronbench.report.page.lanes import label_of, value_cell
-from neuronbench.report.page.rows import Row, Standing, median_reading
+from neuronbench.report.page.rows import Row, Standing, as_float, median_reading
 
 BOOTS: Final = 200
 BARS: Final = 16
@@ -88,7 +88,12 @@ def _boot_keys(readings: Sequence[Reading]) -> list[str]:
 
 def _heading(key: str) -> str:
     """`weights s` of `boot_weights_s`."""
-    names = {"boot_time_s": "total s", "compile_time_cold_s": "compile s", "graphs_graphs": "graphs"}
+    names = {
+        "boot_time_s": "total s",
+        "artifact_size_bytes": "size MB",
+        "compile_time_cold_s": "compile s",
+        "graphs_graphs": "graphs",
+    }
     name, _, unit = key.removeprefix("boot_").removesuffix("_artifacts").rpartition("_")
     return names.get(key) or f"{name.removesuffix('_time').replace('_', ' ')} {unit}".strip()
 
@@ -96,12 +101,16 @@ def _heading(key: str) -> str:
 def _metric_cell(metric: Metric | None) -> Cell:
     if metric is None:
         return Cell(text="–", tone="faint")
+    if metric.unit == "B" and metric.value is not None:
+        return Cell(text=f"{metric.value / 1e6:.1f}", title=f"{metric.value:,.0f} bytes", sort=metric.value)
     return Cell(text=tables.number(metric), title=metric.note, sort=metric.value)
 
 
 def _what(record: Record) -> str:
     spec: Mapping[str, Json] = record.resource.spec if record.resource else record.point.params
-    model = spec.get("served_model") or spec.get("model") or spec.get("url") or record.point.id
+    shape = spec.get("architecture")
+    kind = shape.get("model_type") if isinstance(shape, Mapping) else None
+    model = spec.get("served_model") or spec.get("model") or kind or spec.get("url") or record.point.id
     return " ".join(str(part) for part in (model, spec.get("task"), spec.get("dtype")) if part)
 
 
@@ -261,5 +270,5 @@ def produced(record: Record, key: str) -> float | None:
     if key == "output_throughput_tok_s" and isinstance(window, Mapping):
         totals = window.get("totals")
         found = totals.get("generation_tokens") if isinstance(totals, Mapping) else None
-        return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+        return as_float(found)
     return None

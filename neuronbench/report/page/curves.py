@@ -11,7 +11,7 @@ from neuronbench.model import Provenance, canonical_json
 from neuronbench.report.page.figure import SYMBOLS, Cell, Figure, Panel, Table, Text, Trace
 from neuronbench.report.page.gather import Content
 from neuronbench.report.page.lanes import label_of, value_cell
-from neuronbench.report.page.rows import Row, Standing, benchmark_of, median_reading, varying
+from neuronbench.report.page.rows import Row, Standing, as_float, benchmark_of, median_reading, text_of, varying
 from neuronbench.training.curves import bounded
 
 LOADS: Final = ("concurrency", "rate", "request_rate", "workers", "batch_size")
@@ -120,14 +120,13 @@ def series_of(rows: Sequence[Row], shape: Shape, content: Content) -> list[Serie
 
 
 def _load(row: Row, axis: str) -> float:
-    value = row.point.params.get(axis)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+    return as_float(row.point.params.get(axis)) or 0.0
 
 
 def _name(row: Row, axis: str, differing: Sequence[str]) -> str:
     """Benchmark, backend, and what else tells a series from the others: axes first, then the model."""
     named = [name for name in differing if name != axis and (name in row.point.axes or name == "model")]
-    params = [f"{name} {_short(str(row.point.params[name]))}" for name in named if name in row.point.params]
+    params = [f"{name} {_short(text_of(row.point.params[name]))}" for name in named if name in row.point.params]
     provenance = row.readings[0].provenance
     marks = [] if provenance is Provenance.MEASURED else [f"({provenance.value})"]
     return " ".join([benchmark_of(row.point), row.point.backend, *params[:4], *marks])
@@ -286,12 +285,12 @@ def _knees(many: Sequence[Series], shape: Shape, content: Content) -> list[Table
         rows.append(
             [
                 one.name,
-                Cell(text=f"{one.axis} {found.row.point.params.get(one.axis)}"),
+                Cell(text=f"{one.axis} {text_of(found.row.point.params.get(one.axis))}"),
                 value_cell(found.row, shape.x, content),
                 value_cell(found.row, found.key, content),
                 Cell(text=told, tone="warn" if found.at_end else ""),
                 Cell(text="–", tone="faint") if best is None else value_cell(best, "goodput_req_s", content),
-                "–" if best is None else f"{one.axis} {best.point.params.get(one.axis)}",
+                "–" if best is None else f"{one.axis} {text_of(best.point.params.get(one.axis))}",
             ]
         )
     notes = [KNEE, *missing]

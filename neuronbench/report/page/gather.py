@@ -11,7 +11,7 @@ from neuronbench.compare.reading import Keep, Reading
 from neuronbench.model import Json, Record, RecordKind
 from neuronbench.receipts import ReceiptError, ReceiptStore
 from neuronbench.receipts.receipt import RECORD
-from neuronbench.report.page.rows import Row, link
+from neuronbench.report.page.rows import Row, as_float, link
 
 if TYPE_CHECKING:
     import pyarrow
@@ -68,9 +68,9 @@ class Source:
         if reading.path not in self._receipts:
             try:
                 self._receipts[reading.path] = self.store.read(reading.path.absolute())
-            except ReceiptError as error:
+            except (ReceiptError, TypeError, ValueError) as error:  # a report of thousands does not fail over one
                 self._receipts[reading.path] = None
-                self._complain(error)
+                self._complain(error if isinstance(error, ReceiptError) else f"{reading.path}: {error}")
         return self._receipts[reading.path]
 
     def record(self, reading: Reading) -> Record | None:
@@ -94,10 +94,7 @@ class Source:
         if not isinstance(metric, Mapping):
             return None, None
         low, high = metric.get("low"), metric.get("high")
-        return (
-            float(low) if isinstance(low, (int, float)) else None,
-            float(high) if isinstance(high, (int, float)) else None,
-        )
+        return as_float(low), as_float(high)
 
     def _document(self, reading: Reading) -> Mapping[str, Any]:
         """The JSON of a receipt that a reader has checked before, for as many as are affordable."""
@@ -114,7 +111,7 @@ class Source:
             found = self._documents[reading.path] = loaded if isinstance(loaded, dict) else {}
         return found
 
-    def _complain(self, error: ReceiptError) -> None:
+    def _complain(self, error: ReceiptError | str) -> None:
         if str(error) not in self.problems:
             self.problems.append(str(error))
 
@@ -131,7 +128,7 @@ def cores_of(record: Record) -> tuple[float, str] | None:
         if _is_count(degree):
             copies = spec.get("data_parallel_size") or _in(spec.get("engine_args"), "data_parallel_size")
             return float(degree) * (float(copies) if _is_count(copies) else 1.0), "tensor parallel degree"
-        workers = max((int(loop.get("workers") or 0) for loop in _loops(record)), default=0)
+        workers = max((loop["workers"] for loop in _loops(record) if _is_count(loop.get("workers"))), default=0)
         if workers and record.point.backend != "cpu":
             return float(workers), "workers"
     facts = record.environment.facts
@@ -153,7 +150,7 @@ def _in(value: Json, *names: str) -> Json:
 
 
 def _is_count(value: Json) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    return (as_float(value) or 0.0) > 0
 
 
 def instance_of(record: Record) -> str:

@@ -10,7 +10,7 @@ from neuronbench.model import Gate, Metric
 from neuronbench.report import tables
 from neuronbench.report.page.figure import Cell, Table, Text, Tone
 from neuronbench.report.page.gather import Content
-from neuronbench.report.page.rows import Row, Standing, Summary, benchmark_of, median_reading, order
+from neuronbench.report.page.rows import Row, Standing, Summary, as_float, benchmark_of, median_reading, order, text_of
 
 ROWS: Final = 500
 """Of one table at most: a phone has to scroll through them."""
@@ -53,7 +53,7 @@ def keys_of(rows: Sequence[Row], headline: Sequence[str]) -> list[str]:
         if (shape := tuple(reading.values)) not in shapes:
             shapes.add(shape)
             there.update(dict.fromkeys(shape))
-    wanted = [key for key in (*headline, *tables.ACCURACY) if key in there]
+    wanted = [key for key in dict.fromkeys((*headline, *tables.ACCURACY)) if key in there]
     with_value = {key for key in wanted if any(_has(reading, key) for reading in readings)}
     if with_value:
         return [key for key in wanted if key in with_value or key in headline]
@@ -169,11 +169,13 @@ def _count(row: Row, keys: Sequence[str]) -> Cell:
     found = next((summary for key in keys if (summary := row.get(key)) is not None), None)
     if found is None:
         return Cell(text="–")
-    return Cell(text=str(found.n), sort=float(found.n), title=f"observations of {found.kind.key}; the others' at them")
+    return Cell(
+        text=str(found.n), sort=as_float(found.n), title=f"observations of {found.kind.key}; the others' at them"
+    )
 
 
 def _params(row: Row) -> str:
-    return ", ".join(f"{name}={value}" for name, value in row.point.params.items())
+    return ", ".join(f"{name}={text_of(value)}" for name, value in row.point.params.items())
 
 
 def _links(row: Row, content: Content) -> Cell:
@@ -224,4 +226,4 @@ def _observed(gate: Gate) -> str:
 
 
 def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else text_of(value)

@@ -48,15 +48,17 @@ def _text(text: Text) -> list[str]:
 
 def _table(table: Table) -> list[str]:
     title = f"{escaped(table.title)}{_marks(table.marks)}"
-    head = "| " + " | ".join(escaped(name) or " " for name in table.columns) + " |"
+    heads = "| " + " | ".join(escaped(name) or " " for name in table.columns) + " |"
     rule = "|" + "|".join("---:" if index in table.right else "---" for index in range(len(table.columns))) + "|"
     rows = ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows[:ROWS]]
     notes = [f"- {escaped(note)}" for note in table.notes]
     if len(table.rows) > ROWS:
         notes.insert(0, f"- {len(table.rows) - ROWS} more rows: the HTML report has them")
-    inside = [head, rule, *rows, *(["", *notes] if notes else [])]
+    inside = [heads, rule, *rows, *(["", *notes] if notes else [])]
     if table.folded:
-        return [f"<details><summary>{title} ({len(table.rows)})</summary>", "", *inside, "", "</details>"]
+        marks = "".join(f", {mark}" for mark in table.marks if mark.isalpha())  # in HTML backticks would stay
+        head = f"{escaped(table.title)}{marks} ({len(table.rows)})"
+        return [f"<details><summary>{head}</summary>", "", *inside, "", "</details>"]
     return [f"**{title}**", "", *inside]
 
 

@@ -1,4 +1,4 @@
-"""What went wrong, what was not measured, where it was measured, and what others have published of it."""
+"""What went wrong, what was not measured, and where the rest was measured."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from neuronbench.compare.reading import Reading
 from neuronbench.model import Json, Record
 from neuronbench.report.page.figure import Cell, Table, Text
 from neuronbench.report.page.gather import Content
-from neuronbench.report.page.lanes import amount, label_of
-from neuronbench.report.page.rows import Row, Standing
+from neuronbench.report.page.rows import Row, Standing, text_of
 
 GROUPS: Final = 60
 NAMES: Final = 5
 REASONS: Final = 40
 ENVIRONMENTS: Final = 12
-PUBLISHED: Final = 100
 LINE: Final = 600
 """Characters of a causal line."""
 _HOST_FIRST: Final = ("backend.", "neuron.", "host.", "stack.", "env.", "git.", "harness.")
@@ -171,95 +169,5 @@ def _told(value: Json) -> str:
     if value is None or value == "":
         return "–"
     if isinstance(value, (list, tuple)):
-        return " ".join(map(str, value))
-    return str(value)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# published figures
-
-
-def published(rows: Sequence[Row], content: Content) -> list[Table | Text]:
-    """Measured beside published, for points that a published table has a row of; with what is odd about that row."""
-    made: list[list[Cell | str]] = []
-    notes: dict[str, None] = {}
-    marks: dict[str, None] = {}
-    omitted = 0
-    for row in rows:
-        if row.standing in (Standing.FAILED, Standing.ABSENT):
-            continue
-        if not any(key.startswith("measured_over_published") for key in row.readings[0].values):
-            continue
-        if len(made) >= PUBLISHED:
-            omitted += 1
-            continue
-        reading = row.readings[(len(row.readings) - 1) // 2]
-        record = content.source.record(reading)
-        told = None if record is None else record.workload.get("published")
-        if not isinstance(told, Mapping):
-            continue
-        made.append(_published_row(row, reading, told, content))
-        for finding in told.get("findings") or ():
-            if isinstance(finding, Mapping):
-                notes[f"{finding.get('id')}: {finding.get('text')} ({told.get('edition')}, {told.get('model')})"] = None
-        marks.update(dict.fromkeys(row.marks))
-    if not made:
-        return []
-    columns = [
-        "point",
-        "published in",
-        "model",
-        "throughput /s",
-        "P50 ms",
-        "P99 ms",
-        "measured / published",
-        "P50",
-        "P99",
-        "findings",
-    ]
-    table = Table(
-        title="Beside published figures",
-        columns=columns,
-        rows=made,
-        right=frozenset({3, 4, 5, 6, 7, 8}),
-        notes=list(notes)[:REASONS],
-        omitted=omitted,
-        marks=list(marks),
-    )
-    return [table]
-
-
-def _published_row(row: Row, reading: Reading, told: Mapping[str, Json], content: Content) -> list[Cell | str]:
-    def ratio(stat: str) -> Cell:
-        found = row.get(f"measured_over_published_{stat}")
-        if found is None:
-            return Cell(text="–", tone="faint")
-        href = content.source.link(found.reading or reading)
-        if found.value is None:
-            return Cell(text="not compared", title=found.note, tone="faint", href=href)
-        return Cell(text=amount(found, found.value), href=href, title=found.note, sort=found.value)
-
-    findings = [str(each.get("id")) for each in told.get("findings") or () if isinstance(each, Mapping)]
-    where = f"{told.get('edition')}, {told.get('instance_type')}, SDK {told.get('sdk_version')}, {told.get('as_of')}"
-    return [
-        Cell(
-            text=label_of(row, content),
-            marks=row.marks,
-            href=content.source.link(reading),
-        ),
-        Cell(text=where, title=str(told.get("source", ""))),
-        str(told.get("model", "–")),
-        _figure(told.get("throughput")),
-        _figure(told.get("latency_p50_ms")),
-        _figure(told.get("latency_p99_ms")),
-        ratio("throughput"),
-        ratio("latency_p50"),
-        ratio("latency_p99"),
-        Cell(text=", ".join(findings) or "–", tone="warn" if findings else ""),
-    ]
-
-
-def _figure(value: Json) -> Cell:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return Cell(text="–", tone="faint")
-    return Cell(text=f"{value:,g}", sort=float(value))
+        return " ".join(map(text_of, value))
+    return text_of(value)

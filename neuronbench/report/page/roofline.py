@@ -16,7 +16,7 @@ from neuronbench.model import Json, Record, Validity
 from neuronbench.report.page.figure import SYMBOLS, Cell, Figure, Panel, Table, Text, Trace
 from neuronbench.report.page.gather import Content, cores_of, instance_of
 from neuronbench.report.page.lanes import label_of
-from neuronbench.report.page.rows import Row, Standing, median_reading, order
+from neuronbench.report.page.rows import Row, Standing, as_float, median_reading, order
 
 POINTS: Final = 60
 BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0}
@@ -127,7 +127,7 @@ def _training(record: Record) -> Place | None:
 
 
 def _is_number(value: Json) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return as_float(value) is not None
 
 
 # --------------------------------------------------------------------------------------------------------------------

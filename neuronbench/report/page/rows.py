@@ -196,10 +196,27 @@ def varying(rows: Sequence[Row]) -> list[str]:
     return found
 
 
+def as_float(value: object) -> float | None:
+    """A finite number as a float; None for anything else, and for what no float can hold."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def text_of(value: Json) -> str:
+    """Any value as text; of a whole number with more digits than Python writes, that it is one."""
+    try:
+        return str(value)
+    except ValueError:
+        return "a very large number"
+
+
 def _flat(value: Json) -> str | float | None:
-    if isinstance(value, (str, int, float)) or value is None:
-        return value
-    return str(value)
+    return value if isinstance(value, (str, int, float)) or value is None else text_of(value)
 
 
 def order(rows: Sequence[Row]) -> list[Row]:
@@ -209,11 +226,11 @@ def order(rows: Sequence[Row]) -> list[Row]:
     def key(row: Row) -> tuple[object, ...]:
         parts: list[tuple[int, float, str]] = []
         for name in names:
-            value = row.point.params.get(name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-                parts.append((0, float(value), ""))
+            number = as_float(row.point.params.get(name))
+            if number is not None:
+                parts.append((0, number, ""))
             else:
-                parts.append((1, 0.0, str(value)))
+                parts.append((1, 0.0, text_of(row.point.params.get(name))))
         return (row.point.benchmark, row.point.backend, *parts)
 
     return sorted(rows, key=key)
