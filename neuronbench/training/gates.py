@@ -69,7 +69,11 @@ def escape_gate(window: Window) -> Gate:
 
 
 def finite_gate(run: Steps) -> Gate:
-    bad = run.first_bad
+    return first_bad_gate(run.first_bad)
+
+
+def first_bad_gate(bad: int | None) -> Gate:
+    """`bad`: the first step whose loss is not finite; None where all are."""
     return Gate(
         id="non_finite_loss",
         passed=bad is None,

@@ -42,7 +42,7 @@ TITLES: Final = {
 def check(path: Path, found: Sequence[Imported]) -> Checked:
     """Figures and findings. Raises `ImportFailure` for a damaged receipt."""
     verdicts, seen = figures.verdicts(path), findings(found)
-    columns = ("id", "kind", "where", "what", "printed", "recomputed")
+    columns = ("id", "where", "what", "printed", "recomputed", "verdict")
     tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = [
         ("published, and not what the receipts say", columns, [_row(v) for v in verdicts if v.verdict == MISMATCH]),
         ("published, and what the receipts say", columns, [_row(v) for v in verdicts if v.verdict == MATCH]),
@@ -86,7 +86,7 @@ def _row(one: Verdict) -> tuple[str, ...]:
     row = one.row
     words = " ".join(text for text in (row.what, f"({row.note})" if row.note else "") if text)
     value = figures.told(one.value) + (f" ({one.why})" if one.why else "")
-    return (row.id, row.kind, row.where, words, row.printed, value)
+    return (row.id, row.where, words, row.printed, value, one.verdict)
 
 
 def _absent(one: Verdict) -> tuple[str, ...]:

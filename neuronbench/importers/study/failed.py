@@ -25,9 +25,9 @@ from neuronbench.redaction import redact
 
 _WORDS: Final = ("reason", "traceback", "detail", "probe", "note", "explanation", "conclusion", "error")
 _NOT_RUN: Final = ("deferred", "not_attempted")
-_KNOWN_CLASSES: Final = {"invalid_sequence_length": "bad_arguments", "host_ram_oom_during_compile": "host_oom",
+_KNOWN_CLASSES: Final = {"invalid_sequence_length": "shape_rule", "host_ram_oom_during_compile": "host_oom",
                          "unsupported_architecture": "unsupported_architecture",
-                         "neuron_runtime_cores_busy": "no_device"}  # fmt: skip
+                         "neuron_runtime_cores_busy": "device_busy"}  # fmt: skip
 """Classes that the study gave by hand, in our words: for where no rule knows the line."""
 
 

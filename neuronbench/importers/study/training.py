@@ -17,7 +17,7 @@ from neuronbench.importers.study.files import Place, Samples
 from neuronbench.importers.study.made import null, number_of, result, samples_of, telemetry_gates
 from neuronbench.model import Gate, Metric
 from neuronbench.telemetry.aliasing import aliasing_gate
-from neuronbench.training.gates import timers_gate
+from neuronbench.training.gates import first_bad_gate, timers_gate
 
 LANES: Final = ("lora_sft", "full_sft", "preference", "pretrain")
 _STAGES: Final = {"orpo": "preference", "dpo": "preference", "pretrain": "pretrain", "midtrain": "pretrain"}
@@ -158,15 +158,8 @@ def _adapter(data: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
 
 
 def _finite(trace: Sequence[Mapping[str, Any]]) -> Gate:
-    bad = next((row.get("step") for row in trace if number(row.get("loss")) is None), None)
-    step = whole(bad)
-    return Gate(
-        id="non_finite_loss",
-        passed=bad is None,
-        observed=step,
-        unit="" if step is None else "step",
-        message="" if bad is None else f"the loss of step {text(bad, 20)} is the first that is not finite",
-    )
+    bad = next((n for n, row in enumerate(trace, start=1) if number(row.get("loss")) is None), None)
+    return first_bad_gate(None if bad is None else whole(trace[bad - 1].get("step")) or bad)
 
 
 def _plausible(data: Mapping[str, Any]) -> Gate:
