@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Status: TypeAlias = Literal["ok", "info", "warn", "fail"]
 STACK_KINDS: Final = {"endpoint": "serving", "compiled_model": "compile", "trainer": "train"}
 """Kind of resource → kind of stack that makes it."""
+TOKEN_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 FILES_WANTED: Final = 4096
 FREE_GB_WANTED: Final = 5.0
 FREE_GB_NEEDED: Final = 0.5
@@ -34,6 +35,7 @@ def examine(settings: Settings, plugins: Plugins) -> Iterator[Check]:
         ("backends", _backends),
         ("compiler", _compiler),
         ("model cache", _model_cache),
+        ("hub token", _hub_token),
         ("receipts", _receipts),
         ("mlflow", _mlflow),
         ("files", _files),
@@ -170,6 +172,25 @@ def _model_cache(settings: Settings, plugins: Plugins) -> Iterator[Check]:
         return
     models = sorted(path.name for path in folder.glob("models/*/*") if path.is_dir() and not path.name.startswith("."))
     yield Check(name="model cache", status="ok", found=f"{folder}: {', '.join(models) or 'empty'}")
+
+
+def _hub_token(settings: Settings, plugins: Plugins) -> Iterator[Check]:
+    """Whether there is one for models that the hub gives to some only. Its value is looked for, and never shown."""
+    for name in TOKEN_VARIABLES:
+        if os.environ.get(name):
+            yield Check(name="hub token", status="ok", found=f"set ({name})")
+            return
+    home = os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser()
+    file = Path(os.environ.get("HF_TOKEN_PATH") or Path(home) / "token")
+    if file.is_file() and file.stat().st_size > 0:
+        yield Check(name="hub token", status="ok", found=f"there ({file})")
+        return
+    yield Check(
+        name="hub token",
+        status="info",
+        found="none: models behind a licence cannot be fetched",
+        remedy="set HF_TOKEN, or: hf auth login",
+    )
 
 
 def _receipts(settings: Settings, plugins: Plugins) -> Iterator[Check]:

@@ -368,6 +368,40 @@ def test_doctor_names_plugins_that_are_left_out(project: Project) -> None:
     assert "bad is left out: PluginError: is written for hook version 99" in found["plugin"].found
 
 
+@pytest.mark.parametrize(
+    ("variables", "file", "status", "word"),
+    [
+        ({"HF_TOKEN": "hf_secret"}, "", "ok", "set (HF_TOKEN)"),
+        ({"HUGGING_FACE_HUB_TOKEN": "hf_secret"}, "", "ok", "set (HUGGING_FACE_HUB_TOKEN)"),
+        ({}, "hf_secret", "ok", "there ("),
+        ({}, "", "info", "none"),
+    ],
+)
+def test_doctor_looks_for_a_token_and_never_shows_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], file: str, status: str, word: str
+) -> None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HF_HOME": str(project.root), **variables}.items():
+        monkeypatch.setenv(name, value)
+    if file:
+        (project.root / "token").write_text(file, encoding="utf-8")
+    check = checks(project, plugins_with("here"))["hub token"]
+    assert check.status == status
+    assert word in check.found
+    assert "hf_secret" not in f"{check.found}{check.remedy}"
+
+
+def test_doctor_asks_a_backend_for_checks_of_its_own(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = plugins_with("here", "away")
+    for name in ("here", "away"):
+        own = [Check(name=f"own {name}", status="warn", found="something", remedy="this")]
+        monkeypatch.setattr(plugins.backend(name), "checks", lambda settings, own=own: iter(own), raising=False)
+    found = checks(project, plugins)
+    assert (found["own here"].status, found["own here"].remedy) == ("warn", "this")
+    assert "own away" not in found  # what is not here is not looked at
+
+
 def test_doctor_on_folders(project: Project) -> None:
     found = checks(project, plugins_with("here"))
     assert found["receipts"].status in ("ok", "warn")

@@ -131,7 +131,6 @@ class NeuronBackend:
             with contextlib.suppress(LookupError):  # doctor has said so already, where anything needs it
                 stack = self.stack(kind, settings)
                 yield from checks.of_stack(self.info.name, self.found, stack)
-        yield checks.of_hub(self._environ)
 
     def caches(self, settings: Any) -> Sequence[Cache]:
         """The compilers' own caches, for `neuronbench cache`."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from neuronbench import Stack
 from neuronbench.costs import price_facts
 from neuronbench.model import Json
 from neuronbench.protocols import Check
 from neuronbench_neuron import compat, cores, ids, stacks
-from neuronbench_neuron.hardware import Hardware, read
-
-TOKEN_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+from neuronbench_neuron.hardware import Hardware
 
 
 def of_host(backend: str, found: Hardware, facts: Mapping[str, Json], settings: Any) -> Iterator[Check]:
@@ -80,18 +77,3 @@ def of_stack(backend: str, found: Hardware, stack: Stack) -> Iterator[Check]:
     said = compat.facts(use).get("compat.warning")
     if said:
         yield Check(name=f"stack {stack.kind}", status="info", found=str(said))
-
-
-def of_hub(environ: Mapping[str, str]) -> Check:
-    """Whether there is a token for models that the hub gives to some only. Its value is never read, only looked for."""
-    for name in TOKEN_VARIABLES:
-        if environ.get(name):
-            return Check(name="hub token", status="ok", found=f"set ({name})")
-    home = Path(environ.get("HF_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache" / "huggingface")
-    file = Path(environ.get("HF_TOKEN_PATH") or home / "token")
-    if read(file):
-        return Check(name="hub token", status="ok", found=f"there ({file})")
-    return Check(
-        name="hub token", status="info", found="none: models behind a licence cannot be fetched",
-        remedy="set HF_TOKEN, or: hf auth login",
-    )  # fmt: skip

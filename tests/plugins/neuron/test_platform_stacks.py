@@ -142,23 +142,3 @@ def test_doctor_names_a_missing_tool(inf2: Image) -> None:
     tool = inf2.box.write("opt/x/bin/libneuronpjrt-path", "")
     assert tool.exists()
     assert findings(inf2, stack) == {}
-
-
-@pytest.mark.parametrize(
-    ("environ", "file", "status", "word"),
-    [
-        ({"HF_TOKEN": "hf_secret"}, "", "ok", "set (HF_TOKEN)"),
-        ({"HUGGING_FACE_HUB_TOKEN": "hf_secret"}, "", "ok", "set (HUGGING_FACE_HUB_TOKEN)"),
-        ({}, "hf_secret", "ok", "there ("),
-        ({}, "", "info", "none"),
-    ],
-)
-def test_a_token_is_looked_for_and_never_shown(
-    environ: dict[str, str], file: str, status: str, word: str, tmp_path: Path
-) -> None:
-    if file:
-        (tmp_path / "token").write_text(file, encoding="utf-8")
-    check = checks.of_hub({**environ, "HF_HOME": str(tmp_path)})
-    assert check.status == status
-    assert word in check.found
-    assert "hf_secret" not in f"{check.found}{check.remedy}"
