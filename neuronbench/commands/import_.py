@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,6 +91,10 @@ def import_results(
     ]
     columns = ("point", "lane", "backend", "our metrics", "its own figures", "outcome")
     host.show(host.table(columns, cells, right=("our metrics", "its own figures")))
+    failed = Counter(gate.id for record in done.records for gate in record.gates if gate.passed is False)
+    if failed:
+        said = ", ".join(f"{name} {count}" for name, count in failed.most_common())
+        host.say(f"gates that failed, of {len(done.records)} results: {said}")
     host.say(("already imported: " if done.existed else "imported: ") + str(done.folder))
 
 

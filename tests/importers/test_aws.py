@@ -9,6 +9,7 @@ from pathlib import Path
 import aws_pages as pages
 import pytest
 
+from neuronbench import cli
 from neuronbench.catalog.published import findings
 from neuronbench.importers import KINDS, Imported, ImportFailure, gather, store
 from neuronbench.model import Gate, Provenance
@@ -129,6 +130,17 @@ def test_a_cost_that_is_wrong_is_provisional(tmp_path: Path) -> None:
     assert bad.point["model"] == "albert-base-v2"
     failed = next(each for each in bad.gates if each.id == "published_cost")
     assert (failed.observed, failed.limit) == (0.22, 0.12)
+
+
+def test_the_command_says_what_the_checks_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pyproject.toml").write_text("")
+    page = tmp_path / "page.html"
+    page.write_text(pages.page_html().replace("$0.120", "$0.220"), encoding="utf-8")
+    assert cli.main(["--root", str(tmp_path), "import", "aws", str(page)]) == 0
+    said = capsys.readouterr().out
+    assert "gates that failed, of 68 results: published_mixed_versions 36" in said
+    assert "published_part_billed_as_whole 6" in said
+    assert "published_cost 1" in said
 
 
 def test_a_column_of_the_table_is_the_price(tmp_path: Path) -> None:

@@ -90,13 +90,6 @@ def test_truncated_anywhere(kind: str, tmp_path: Path) -> None:
         refused(kind, path)
 
 
-def test_a_page_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
-    _, name, whole = TEXTS["aws-html"]
-    for part in range(0, len(whole.rstrip()) - len("</html>"), 997):
-        (tmp_path / name).write_text(whole[:part])
-        refused("aws", tmp_path / name)
-
-
 @pytest.mark.parametrize("form", ["aws-text", "aws-csv"])
 def test_of_rows_that_are_cut_off_no_number_is_made_up(form: str, tmp_path: Path) -> None:
     """A file of lines that ends between two of them is a shorter table; what is read is of the whole one."""
@@ -323,50 +316,6 @@ def test_text_of_a_source_is_bounded_in_a_record(tmp_path: Path) -> None:
     path.write_text(json.dumps({**SOURCES["vllm"][1], "label": "y" * 3_000_000, "z" * 3000: 1}))
     (item,) = gather(KINDS["vllm"], path)
     assert len(canonical_json(dict(item.own))) < 5_000
-
-
-HTML = aws_pages.table_html(aws_pages.grid(aws_pages.ENCODER, aws_pages.rows("encoder")[:2]))
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "<table>" * 100_000,
-        "<div>" * 100_000 + "<table>",
-        "<table><tr>" + "<td>" * 5_000,
-        "<!--" + "x" * 3_000_000,
-        "<a " + "b=c " * 1_000_000,
-        "<script>" + "<table>" * 100_000,
-        HTML.replace("<td>", "<td colspan=99999999>", 1),
-        HTML.replace("<td>", "<td rowspan=99999999>", 1),
-        "<html><body><p>" + "&amp;lt;" * 200_000 + "</p>",
-        "<table><tr><td>" + "&#" * 500_000,
-    ],
-    ids=["tables", "divs", "cells", "comment", "attributes", "script", "colspan", "rowspan", "references", "numbers"],
-)
-def test_pages_that_are_made_to_hurt(page: str, tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(page)
-    refused("aws", path)
-
-
-def test_a_page_runs_nothing_loads_nothing_and_expands_nothing(tmp_path: Path) -> None:
-    bomb = "<!DOCTYPE html [<!ENTITY a 'lol'>" + "".join(
-        f"<!ENTITY a{index} '&a{index - 1 or ''};&a{index - 1 or ''};'>" for index in range(1, 40)
-    )
-    page = tmp_path / "page.html"
-    page.write_text(
-        bomb + "]><html><body><img src='http://127.0.0.1:9/x'><iframe src='file:///etc/passwd'></iframe>"
-        f"<p>&a39;</p>{HTML}<td>&a39;</td></body></html>"
-    )
-    found = gather(KINDS["aws"], page)
-    assert [item.params["model"] for item in found] == ["albert-base-v2", "bert-base-cased"]
-
-
-def test_scripts_and_styles_are_no_text(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_text(HTML.replace("albert-base-v2", "<script>evil()</script><b>albert</b>-base-v2<style>x</style>"))
-    assert gather(KINDS["aws"], page)[0].params["model"] == "albert-base-v2"
 
 
 def mutated(value: Any) -> st.SearchStrategy[Any]:
