@@ -8,6 +8,7 @@ were asked for; an end-of-sequence token does not end it, so that every call doe
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,11 +46,14 @@ class Decoder:
         """Positions in the decoder's own cache: the last token chosen is never fed."""
         return len(self.prompt) + self.output_tokens - 1
 
-    def logits(self, hidden: Any, tokens: Any, mask: Any, cache: Any = None) -> Any:
-        """Of the last position."""
+    def logits(self, hidden: Any, tokens: Any, mask: Any, cache: Any = None, position: Any = None) -> Any:
+        """Of the last position. `position`: of the first of `tokens`, where there is a cache."""
         given = {"past_key_values": cache, "use_cache": cache is not None}
         if mask is not None:
             given["attention_mask"] = mask
+        # Up to release 4 of transformers a decoder is told where it is; from 5 on it asks the cache.
+        if position is not None and "cache_position" in inspect.signature(self.model.forward).parameters:
+            given["cache_position"] = torch.arange(tokens.shape[1]) + position
         answer = self.model(encoder_outputs=(hidden,), decoder_input_ids=tokens, **given)
         return answer.logits[:, -1].float()
 
@@ -72,10 +76,11 @@ class Prefill(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         hidden = told.encode(*inputs)
         size = (hidden.shape[0], told.heads, told.capacity, told.head_size)
         empty = [hidden.new_zeros(size) for _ in range(2 * told.layers)]
-        own = _static(empty, torch.zeros((), dtype=torch.int64))
+        start = torch.zeros((), dtype=torch.int64)
+        own = _static(empty, start)
         cache = EncoderDecoderCache(own, DynamicCache())
         tokens = self.prompt.expand(hidden.shape[0], -1)
-        logits = told.logits(hidden, tokens, inputs[1] if told.masked else None, cache)
+        logits = told.logits(hidden, tokens, inputs[1] if told.masked else None, cache, start)
         score, token = logits.max(-1)
         return (token[:, None], score, *_tensors(cache.cross_attention_cache), *_tensors(own))
 
@@ -96,7 +101,7 @@ class Step(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         cache = EncoderDecoderCache(_static(own, position), _fixed(cross))
         # Its keys and values are in the cache: of the encoder's answer only the shape is looked at.
         hidden = cross[0].new_zeros((token.shape[0], told.source_length, told.width))
-        score, chosen = told.logits(hidden, token, mask, cache).max(-1)
+        score, chosen = told.logits(hidden, token, mask, cache, position).max(-1)
         return chosen[:, None], score
 
 
@@ -137,7 +142,9 @@ def built(decoder: Decoder, inputs: list[dict[str, Any]], facts: dict[str, Any],
         graphs={
             "prefill": Graph(module=Prefill(decoder).eval(), inputs=inputs),
             "step": Graph(
-                module=Step(decoder).eval(), inputs=fed, calls=steps,
+                module=Step(decoder).eval(),
+                inputs=fed,
+                calls=steps,
                 writes=tuple(range(len(fed) - 2 * decoder.layers, len(fed))),
             ),
         },
@@ -180,11 +187,24 @@ def _static(tensors: Any, position: Any) -> Any:
     """A cache of fixed size that holds `tensors` (keys and values by layer) and writes at `position` next."""
     from transformers.cache_utils import Cache, StaticLayer
 
+    class Slots(StaticLayer):  # type: ignore[misc,unused-ignore]
+        """The same under every release of transformers: where it writes is a tensor of its own."""
+
+        def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> Any:
+            at = torch.arange(key_states.shape[-2]) + self.at
+            self.at.add_(key_states.shape[-2])
+            self.keys.index_copy_(2, at, key_states)
+            self.values.index_copy_(2, at, value_states)
+            return self.keys, self.values
+
+        def get_seq_length(self, *_: Any) -> Any:
+            return self.at
+
     layers = []
     for keys, values in zip(tensors[::2], tensors[1::2], strict=True):
-        layer = StaticLayer(max_cache_len=keys.shape[2])
-        layer.lazy_initialization(keys, values)
-        layer.keys, layer.values, layer.cumulative_length = keys, values, position.clone()
+        layer = Slots(max_cache_len=keys.shape[2])
+        _hold(layer, keys, values)
+        layer.at = position.clone()
         layers.append(layer)
     return Cache(layers=layers)
 
@@ -196,10 +216,15 @@ def _fixed(tensors: Any) -> Any:
     layers = []
     for keys, values in zip(tensors[::2], tensors[1::2], strict=True):
         layer = DynamicLayer()
-        layer.lazy_initialization(keys, values)
-        layer.keys, layer.values = keys, values
+        _hold(layer, keys, values)
         layers.append(layer)
     return Cache(layers=layers)
+
+
+def _hold(layer: Any, keys: Any, values: Any) -> None:
+    """Make a layer hold these; its own way to begin differs between releases, and makes tensors of its own."""
+    layer.keys, layer.values = keys, values
+    layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
 
 
 def _tensors(cache: Any) -> list[Any]:
