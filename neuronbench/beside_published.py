@@ -45,8 +45,7 @@ def add(record: Record) -> list[Metric]:
     if weights.startswith("random"):
         seed = weights.partition(" ")[2].strip("()")
         record.notes.append(f"{RANDOM} ({seed}) on the true architecture: speed only, nothing of quality")
-    here = record.environment.facts.get("backend.instance_type")
-    found = published.match(record.point, here if isinstance(here, str) else None)
+    found = published.match(record.point, _known(record))
     if found is None:
         return []
     why = _unlike(record, found)
@@ -62,6 +61,22 @@ def add(record: Record) -> list[Metric]:
     record.workload["published"] = {**published.described(found), "compared": told}
     record.notes += _notes(found, told, why)
     return made
+
+
+def _known(record: Record) -> dict[str, Json]:
+    """What the run and its resource say of parameters that the point may leave open."""
+    made: dict[str, Json] = {"instance_type": record.environment.facts.get("backend.instance_type")}
+    for told in (record.resource.facts, record.resource.spec) if record.resource else ():
+        made |= {name: told[name] for name in _SETTINGS if told.get(name) is not None}
+    runs = record.workload.get("training")
+    if runs:
+        job, shards = runs[0].get("job") or {}, list((runs[0].get("shards") or {}).values())
+        if shards and job.get("batch_size") and job.get("accumulation"):  # ranks of one shard share its sequences
+            made["global_batch_size"] = job["batch_size"] * job["accumulation"] * shards[0][1]
+    return made
+
+
+_SETTINGS: Final = ("tensor_parallel_size", "tp_degree", "weight_dtype", "quantization", "dtype")
 
 
 def _ratio(record: Record, pair: Compared, why: str) -> tuple[float | None, str]:
@@ -144,11 +159,11 @@ def _served_alike(record: Record, found: Published) -> str:
     """Of served models: what both sides must say, and say alike, beside what made the row a match."""
     if record.point.get("concurrency") is None:
         return ""
-    settings = {**(record.resource.spec if record.resource else {}), **record.point.params}
+    settings = _known(record) | {name: value for name, value in record.point.params.items() if value is not None}
     unsaid = [name for name in ("input_tokens", "output_tokens") if getattr(found, name) is None]
     if unsaid:
         return f"the source does not say {' and '.join(unsaid).replace('_', ' ')} of its requests; not compared"
-    degree = settings.get("tp_degree", settings.get("tensor_parallel_size"))
+    degree = published.tensor_degree(settings)
     if found.tp_degree is not None and degree != found.tp_degree:
         told = "not said" if degree is None else degree
         return f"spread over {found.tp_degree} cores there (tp_degree), {told} here; not compared"

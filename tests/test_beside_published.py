@@ -158,6 +158,34 @@ def test_another_deployment_is_shown_and_not_compared(changes: dict[str, Any], r
     assert any(reason in note for note in made.notes), made.notes
 
 
+def test_what_the_resource_says_counts_where_the_point_is_silent() -> None:
+    made = finished(
+        "trn1.32xlarge", "serving", {**SERVED, "tp_degree": None, "dtype": None, "weight_dtype": None},
+        metric("tpot", 10.0, stat="p50", n=100),
+        resource=ResourceRef(id="r", kind="endpoint", spec=FrozenMap(dtype="int8"),
+                             facts=FrozenMap(tensor_parallel_size=32)),
+    )  # fmt: skip
+    assert ratios(beside_published.add(made))["measured_over_published_tpot_p50"] is not None
+    other = finished(
+        "trn1.32xlarge", "serving", {**SERVED, "tp_degree": None},
+        resource=ResourceRef(id="r", kind="endpoint", spec=FrozenMap(tensor_parallel_size=8)),
+    )  # fmt: skip
+    assert beside_published.add(other) == []  # spread otherwise: another deployment, which no row is of
+
+
+def test_the_batch_of_a_training_is_that_of_its_shards() -> None:
+    """1,024 ranks that share 32 shards: what the ranks logged, whatever the point leaves open."""
+    job = {"batch_size": 1, "accumulation": 32}
+    runs = [{"job": job, "shards": {str(rank): [rank % 32, 32] for rank in range(3)}}]
+    params = {**TRAINED, "tp_degree": None}
+    made = finished("trn1.32xlarge", "pretrain", params, workload={"training": runs})
+    beside_published.add(made)
+    assert made.workload["published"]["global_batch_size"] == 1024
+    runs[0]["shards"] = {"0": [0, 1024]}
+    wide = finished("trn1.32xlarge", "pretrain", params, workload={"training": runs})
+    assert beside_published.add(wide) == []
+
+
 @pytest.mark.parametrize("changes", [{"concurrency": 4}, {"input_tokens": 64}, {"tp_degree": 8}, {"model": "x/Llama"}])
 def test_another_load_has_no_published_row(changes: dict[str, Any]) -> None:
     made = served("trn1.32xlarge", **changes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from neuronbench.catalog.published.checks import Finding, findings
-from neuronbench.catalog.published.matching import match, model_name
+from neuronbench.catalog.published.matching import match, model_name, tensor_degree
 from neuronbench.catalog.published.prices import Cost, Incomparable, Price, cost_of, price_of, prices
 from neuronbench.catalog.published.reading import rows
 from neuronbench.catalog.published.rows import Published, cost_per_1m_usd, cost_tolerance_usd
@@ -31,6 +31,7 @@ __all__ = [
     "price_of",
     "prices",
     "rows",
+    "tensor_degree",
 ]
 
 

@@ -33,15 +33,15 @@ _CALLED: Final = {"bert-large": "bert-large-uncased"}
 _SUFFIX: Final = re.compile(r"(-hf| ph[12]| \(text\))$")
 
 
-def match(point: Point, instance_type: str | None = None) -> Published | None:
+def match(point: Point, known: Mapping[str, Json] | None = None) -> Published | None:
     """The row with the parameters of `point`; of several editions the newest, unless the point names one (`edition`).
 
-    `instance_type` is what the point runs on, for points that do not name one themselves.
+    `known` is what became known of parameters that the point does not name: `instance_type`, `tensor_parallel_size`,
+    `global_batch_size`.
     """
-    if point.get("model") is None:
-        return None
-    params: dict[str, Json] = {"instance_type": instance_type, **point.params}
-    if params["instance_type"] is None:
+    told = {name: value for name, value in point.params.items() if value is not None}
+    params: dict[str, Json] = {**{name: value for name, value in (known or {}).items() if value is not None}, **told}
+    if params.get("model") is None or params.get("instance_type") is None:
         return None
     kind = next((kind for kind in (_trained, _served, _images, _compiled) if kind(params) is not None), None)
     if kind is None:
@@ -77,7 +77,7 @@ def _served(params: Mapping[str, Json]) -> dict[str, Json] | None:
     if not _all(params, ("concurrency", "input_tokens", "output_tokens")):
         return None
     names = ("concurrency", "input_tokens", "output_tokens", "instance_type")
-    degree = params.get("tp_degree", params.get("tensor_parallel_size"))
+    degree = tensor_degree(params)
     wanted = {name: params[name] for name in names}
     return wanted if degree is None else {**wanted, "tp_degree": degree}
 
@@ -91,13 +91,18 @@ def _trained(params: Mapping[str, Json]) -> dict[str, Json] | None:
             "sequence_length": params.get("sequence_length"), "instance_type": params["instance_type"]}  # fmt: skip
 
 
+def tensor_degree(params: Mapping[str, Json]) -> Json:
+    """Over how many cores a model is spread: `tp_degree`, or as engines and trainers call it."""
+    return params.get("tp_degree", params.get("tensor_parallel_size"))
+
+
 def global_batch(params: Mapping[str, Json]) -> int | None:
     """Sequences of one optimiser step: as named, else micro-batch × accumulation × ranks with data of their own."""
     named = params.get("global_batch_size")
     if isinstance(named, int):
         return named
     parts = [params.get("batch_size"), params.get("accumulation", 1), params.get("world_size", params.get("ranks", 1))]
-    degree = int(params.get("tp_degree") or 1) * int(params.get("pp_degree") or 1)
+    degree = int(tensor_degree(params) or 1) * int(params.get("pp_degree", params.get("pipeline_parallel_size")) or 1)
     if not all(isinstance(part, int) for part in parts) or parts[2] % degree:
         return None
     return int(parts[0] * parts[1] * parts[2] // degree)
