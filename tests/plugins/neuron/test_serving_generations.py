@@ -8,9 +8,18 @@ pytest.importorskip("neuronbench_neuron", reason="plugins/neuron is not installe
 
 from pathlib import Path
 
+from neuronbench_neuron.serving import command
 from neuronbench_neuron.serving.generations import UnknownGeneration, generations, of
+from neuronbench_neuron.serving.settings import DEFAULTS
 from serving_neuron import STACKS
 
+from neuronbench.model import FrozenMap
+from neuronbench.models import ResolvedModel
+from neuronbench.protocols import Stack
+
+STACK = Stack(kind="serving", python=Path("python"), source="test")
+MODEL = ResolvedModel(path=Path("/m"), reference="file:/m", source="local", files={}, weights_digest="")
+PLACES = command.Places(cache="/c", artifacts=Path("/a"), prometheus=Path("/p"))
 README = Path(__file__).parents[3] / "plugins/neuron/README.md"
 
 
@@ -62,7 +71,18 @@ def test_only_generation_2_has_keys_and_cores_of_its_own() -> None:
         assert generation.sources
 
 
-def test_the_readme_names_every_generation() -> None:
+def test_the_readme_names_every_generation_and_all_that_is_passed() -> None:
     text = README.read_text(encoding="utf-8")
+    host = command.Host(family="trn2", instance_type="trn2.3xlarge")
+    given = {
+        "model": "file:/m", "served_model": "m", "max_num_seqs": 4, "max_model_len": 2048, "prefix_caching": True,
+        "require_cached": True, "speculative_config": {"method": "eagle3"}, "neuron_config": {"ep_degree": 1},
+    }  # fmt: skip
     for generation in generations():
         assert f"| {generation.id} |" in text, generation.id
+        for caching in (True, False):
+            settings = FrozenMap({**DEFAULTS, **given, "prefix_caching": caching})
+            line = command.words(settings, generation, STACK, MODEL, host, 2048)
+            env = command.environment(settings, generation, {}, (0,), PLACES, host, boot_s=1.0)
+            for word in (*(word for word in line if word.startswith("--")), *env, *generation.buckets.values()):
+                assert f"`{word}`" in text, f"{generation.id}: {word}"
