@@ -86,7 +86,8 @@ def serving(command: list[str], environ: Mapping[str, str], url: str, log: Path)
                 time.sleep(0.2)
         yield
     finally:
-        os.killpg(child.pid, signal.SIGTERM)
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGTERM)
         try:
             child.wait(20)
         except subprocess.TimeoutExpired:

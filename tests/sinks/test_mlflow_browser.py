@@ -97,7 +97,7 @@ def test_the_addresses_that_ui_prints_lead_to_the_runs(site: Site, mlflow: Reade
 
 def test_charts_are_drawn(site: Site, mlflow: Reader, web: Web) -> None:
     page = web.open(page_of(site, mlflow, rest="/runs") + "&compareRunsMode=CHART")
-    page.get_by_text("session (7)").wait_for()
+    page.get_by_text("session/points", exact=True).first.wait_for()
     page.locator("svg.main-svg").first.wait_for()
     bars = page.locator("svg.main-svg g.bars path")
     bars.first.wait_for(state="attached")
@@ -155,7 +155,7 @@ def test_a_failed_run_says_why(site: Site, mlflow: Reader, web: Web) -> None:
 def test_figures_are_shown(site: Site, mlflow: Reader, web: Web) -> None:
     run = mlflow.run(f"{site.session}/serving-closed_loop-c8--r1")
     page = web.open(page_of(site, mlflow, run, "/artifacts/figures/timeline.png"))
-    page.get_by_text("figures/timeline.png").wait_for()
+    page.get_by_text("figures/timeline.png", exact=True).wait_for()
     picture = page.locator("img[src^=blob], img[src*=timeline], .image-outer-container img").first
     picture.wait_for()
     page.wait_for_function("image => image.complete && image.naturalWidth > 400", arg=picture.element_handle())
