@@ -10,8 +10,13 @@ import importlib.util
 import json
 import os
 import sys
+import time
+import traceback
 from pathlib import Path
 from typing import Any
+
+ERRORS = ".rank-errors"
+"""Folder of a run in which ranks say what ended them."""
 
 
 def main(order: dict[str, Any]) -> None:
@@ -37,5 +42,19 @@ def main(order: dict[str, Any]) -> None:
         distributed.destroy_process_group()
 
 
+def told(order: dict[str, Any], error: BaseException) -> None:
+    """Leave word of what ended this rank: torchrun says only that something did."""
+    folder = Path(order["folder"], ERRORS)
+    folder.mkdir(exist_ok=True)
+    line = traceback.format_exception_only(error)[-1].strip()
+    word = {"line": line, "at_ns": time.monotonic_ns(), "traceback": traceback.format_exc()}
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(word), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    _order = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    try:
+        main(_order)
+    except BaseException as _error:
+        told(_order, _error)
+        raise

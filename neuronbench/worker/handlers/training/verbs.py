@@ -6,6 +6,7 @@ import gc
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,9 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from . import state
+from .ranks import ERRORS
 from .run import evaluate
 
 PROGRAM = Path(__file__).parent / "ranks.py"
+
+
+def first_words(folder: Path) -> str:
+    """What ended the rank that ended first, `rank 1: ...; `; empty when none could say (killed, for one)."""
+    words = []
+    for path in (folder / ERRORS).glob("*.json"):
+        word = json.loads(path.read_text(encoding="utf-8"))
+        words.append((word["at_ns"], f"rank {path.stem}: {word['line']}; "))
+    shutil.rmtree(folder / ERRORS, ignore_errors=True)
+    return min(words)[1] if words else ""
 
 
 class Trainer:
@@ -95,9 +107,7 @@ class Trainer:
         self._rig.say(f"starting {self._world_size} ranks")
         done = self.torchrun(job, folder, checkpoint)
         if done:
-            raise RuntimeError(
-                f"torchrun of {self._world_size} ranks ended with status {done}; the log has what they said"
-            )
+            raise RuntimeError(f"{first_words(folder)}torchrun of {self._world_size} ranks ended with status {done}")
         return {"ranks": self._world_size}
 
     def torchrun(

@@ -13,8 +13,8 @@ from neuronbench_neuron.tools import find_tool
 TOOL: Final = "neuron-monitor"
 READ_S: Final = 0.25
 """How often the sampler looks whether a report has come; what a report is of is the tool's own period."""
-POWER_S: Final = 10.0
-"""The driver makes a new mean once a minute."""
+POWER_S: Final = 1.0
+"""Files of the driver: read often enough to show that they were; it makes a new mean once a minute."""
 
 
 def samplers(point: Point, resource: Resource, host: Hardware) -> list[SamplerSpec]:

@@ -21,7 +21,7 @@ _BEGUN = time.monotonic()
 from nb_worker.handlers.families.common import Source  # type: ignore[import-not-found,unused-ignore]  # noqa: E402
 from nb_worker.handlers.training import model, state  # type: ignore[import-not-found,unused-ignore]  # noqa: E402
 from nb_worker.handlers.training.rig import Rig  # type: ignore[import-not-found,unused-ignore]  # noqa: E402
-from nb_worker.handlers.training.verbs import Trainer  # type: ignore[import-not-found,unused-ignore]  # noqa: E402
+from nb_worker.handlers.training.verbs import Trainer, first_words  # type: ignore[import-not-found,unused-ignore]  # noqa: E402
 from nb_worker.training.steplog import NO_NUMBERS  # type: ignore[import-not-found,unused-ignore]  # noqa: E402
 
 TOOL = "neuron_parallel_compile"
@@ -116,7 +116,7 @@ class Launcher(Trainer):  # type: ignore[misc,unused-ignore]
                 more={NO_NUMBERS: "1"},
             )  # fmt: skip
             if status:
-                raise RuntimeError(f"{TOOL} ended with status {status}; the log has what it said")
+                raise RuntimeError(f"{first_words(scratch)}{TOOL} ended with status {status}")
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         after = self._graphs()

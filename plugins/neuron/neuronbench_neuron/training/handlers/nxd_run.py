@@ -111,9 +111,6 @@ class Run(xla.Run):
         )
         self.saved(folder / tag, begin_ns)
 
-    def summed(self, inputs: dict[str, Any]) -> Any:
-        return self.model(**inputs, use_cache=False, num_items_in_batch=1).loss
-
     def keep(self) -> None:
         """Each share of the first copy is written by its rank; the first rank joins them."""
         making, shares = self.folder / f".{state.FINAL}", self.folder / ".shares"

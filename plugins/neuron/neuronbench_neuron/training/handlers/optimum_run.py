@@ -107,9 +107,6 @@ class Run(xla.Run):
         self.grad_norm = self.trainer.grad_norm
         return super().step_ends(step)
 
-    def summed(self, inputs: dict[str, Any]) -> Any:
-        return self.model(**inputs, use_cache=False, reduction="sum")["loss"]
-
     def told(self) -> dict[str, Any]:
         return {"zero_1": self.args.zero_1, "bf16": self.args.bf16}
 

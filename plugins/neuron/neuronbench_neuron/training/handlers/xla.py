@@ -205,15 +205,17 @@ class Run(run.Run):  # type: ignore[misc,unused-ignore]
                     items = list(range(at, min(at + size, split.items)))
                     found = model.batch("full_sft", split, items + items[-1:] * (size - len(items)))
                     found["labels"][len(items) :] = -100
-                    tokens += int((found["labels"][:, 1:] != -100).sum())
-                    on_device = {name: tensor.to(device) for name, tensor in found.items()}
-                    loss = self.summed(on_device)
+                    count = int((found["labels"][:, 1:] != -100).sum())
+                    if not count:  # rows of a packed prompt alone: there is nothing to be learnt in them
+                        continue
+                    loss = self.loss_of({name: tensor.to(device) for name, tensor in found.items()})
                     torch_xla.sync(wait=True)
-                    total += float(loss.detach().to("cpu").item())
+                    total += count * float(loss.detach().to("cpu").item())
+                    tokens += count
         finally:
             self.model.train(training)
         return {"loss": total / tokens if tokens else float("nan"), "tokens": tokens}
 
-    def summed(self, inputs: dict[str, Any]) -> Any:
-        """Sum of the losses of a batch's tokens."""
-        raise NotImplementedError
+    def loss_of(self, inputs: dict[str, Any]) -> Any:
+        """Mean over a batch's tokens to be learnt."""
+        return self.model(**inputs, use_cache=False)["loss"]

@@ -1,0 +1,140 @@
+"""What trainers on Neuron refuse before anything starts, and what a point's parameters become."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from neuronbench_neuron.backend import NeuronBackend
+from neuronbench_neuron.training import provider as trainers
+from training_boxes import furnish
+
+from neuronbench import BackendInfo, ProviderInfo, config
+from neuronbench.model import FrozenMap, Json, Point, ResourceSpec
+from neuronbench.testing.neuron import FakeBox
+
+TINY: Mapping[str, Json] = {
+    "model_type": "qwen3", "vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 8192,
+}  # fmt: skip
+BASE: Mapping[str, Json] = {
+    "method": "lora_sft", "steps": 4, "architecture": TINY, "weights": "seeded", "sequence_length": 64,
+}  # fmt: skip
+
+
+class Host:
+    """A provider's view of a made-up host."""
+
+    def __init__(self, box: FakeBox, settings: config.Settings) -> None:
+        family = box.shape.instance.name[:4]
+        info = BackendInfo(name=family, title="", target="", family="neuron")
+        environ = box.environ()
+        self.backend = NeuronBackend(info, root=box.root, search_path=environ["PATH"], environ=environ)
+        self.settings = settings
+
+    def provider(self, name: str = "optimum-neuron") -> trainers.NeuronTrainerProvider:
+        kind = trainers.NxdProvider if name == "nxd" else trainers.OptimumProvider
+        return kind(ProviderInfo(name=f"trainer/{name}", kind="trainer", families=("neuron",), target=""))
+
+    def spec(self, name: str = "optimum-neuron", *, lane: str = "lora_sft", **params: Any) -> ResourceSpec:
+        given = {key: value for key, value in {**BASE, **params}.items() if value is not None}
+        point = Point(benchmark="b.py::f", lane=lane, backend=self.backend.info.name, params=FrozenMap(given), id="p")
+        return self.provider(name).spec(point, self.backend, self.settings)
+
+    def refusal(self, name: str = "optimum-neuron", **params: Any) -> str:
+        verdict = self.provider(name).check(self.spec(name, **params), self.backend, self.settings)
+        return "" if verdict is None else verdict.reason
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> config.Settings:
+    return dataclasses.replace(config.load(tmp_path), root=tmp_path)
+
+
+@pytest.fixture
+def host(tmp_path: Path, settings: config.Settings) -> Iterator[Host]:
+    with FakeBox("trn1.2xlarge", tmp_path / "box") as box:
+        furnish(box)
+        yield Host(box, settings)
+
+
+def test_a_job_that_can_run_is_not_refused(host: Host) -> None:
+    assert host.refusal() == ""
+    assert host.refusal("nxd", method="full_sft") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        ("optimum-neuron", {"world_size": 4}, "more-cores-than-there-are"),
+        ("optimum-neuron", {"method": "orpo", "dataset": "builtin:preferences"}, "pin optimum-neuron 0.3.x"),
+        ("optimum-neuron", {"method": "dpo", "dataset": "builtin:preferences"}, "trains by dpo"),
+        ("optimum-neuron", {"dtype": "float16"}, "dtype: expected one of float32, bfloat16 on Neuron"),
+        ("optimum-neuron", {"optimizer": "adafactor"}, "optimizer: expected one of adamw, sgd"),
+        ("optimum-neuron", {"tensor_parallel_size": 2}, "expected a multiple of tensor_parallel_size"),
+        ("optimum-neuron", {"tensor_parallel_size": "2"}, "expected a whole number from 1, found '2'"),
+        ("optimum-neuron", {"zero_1": "yes"}, "zero_1: expected a value like True"),
+        ("optimum-neuron", {"pipeline_parallel_size": 2, "world_size": 2}, "adapters are trained without pipeline"),
+        ("optimum-neuron", {"sequence_length": 3000}, "multiples of 2048"),
+        ("optimum-neuron", {"lane": "checkpoint"}, "refuses resume_from_checkpoint"),
+        ("optimum-neuron", {"architecture": {**TINY, "model_type": "mistral"}}, "model-type-not-for-training"),
+        ("nxd", {}, "take trainer_provider = 'optimum-neuron' for adapters"),
+        ("nxd", {"method": "full_sft", "pipeline_parallel_size": 2, "world_size": 2}, "found more than 1"),
+        ("nxd", {"method": "full_sft", "tensor_parallel_size": 4, "world_size": 4}, "expected a divisor of 2"),
+    ],
+)
+def test_what_cannot_be_is_refused(host: Host, name: str, params: dict[str, Any], said: str) -> None:
+    assert said in host.refusal(name, **params)
+
+
+@pytest.mark.parametrize(
+    ("packages", "name", "said"),
+    [
+        (
+            {"optimum-neuron": "0.3.0"},
+            "optimum-neuron",
+            "written to versions from 0.4.0 to below 0.5.0.dev0, found 0.3.0",
+        ),
+        ({"optimum-neuron": "not a version"}, "optimum-neuron", "found 'not a version'"),
+        ({"neuronx-distributed": "0.1"}, "nxd", "neuronx-distributed"),
+        ({"trl": "1.16.0"}, "optimum-neuron", "trl"),
+    ],
+)
+def test_versions_that_the_trainers_are_not_written_to(
+    tmp_path: Path, settings: config.Settings, packages: dict[str, str], name: str, said: str
+) -> None:
+    with FakeBox("trn1.2xlarge", tmp_path / "box") as box:
+        furnish(box, **packages)
+        assert said in Host(box, settings).refusal(name, method="full_sft")
+
+
+def test_ranks_share_a_model_as_far_as_its_heads_allow(host: Host) -> None:
+    spec = host.spec(world_size=2)
+    assert spec.settings["tensor_parallel_size"] == 2
+    assert spec.cores == 2
+    assert host.spec(world_size=8).settings["tensor_parallel_size"] == 2  # two heads of keys and values
+    assert host.spec(world_size=2, tensor_parallel_size=1).settings["tensor_parallel_size"] == 1
+
+
+def test_compiler_flags_are_part_of_what_is_compared(host: Host) -> None:
+    assert host.spec().settings["cc_flags"] == "--model-type=transformer"
+    assert host.spec(cc_flags="--optlevel=1").key != host.spec().key
+    assert host.spec(learning_rate=1.0).key == host.spec().key
+
+
+def test_rounding_at_random_is_for_bfloat16_alone(host: Host) -> None:
+    assert trainers.rounds(host.spec(dtype="bfloat16").settings)
+    assert not trainers.rounds(host.spec(dtype="float32").settings)
+    assert not trainers.rounds(host.spec(dtype="bfloat16", stochastic_rounding=False).settings)
+
+
+def test_the_compile_cache_is_always_said(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NEURON_COMPILE_CACHE_URL", raising=False)
+    found = host.backend.found
+    assert trainers.cache_folder(None, found) == str(found.root / "var/tmp/neuron-compile-cache")
+    assert trainers.cache_folder("/cache", found) == "/cache"
+    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", "s3://bucket/cache")
+    assert trainers.cache_folder(None, found) == "s3://bucket/cache"
