@@ -22,6 +22,7 @@ from neuronbench.commands import (
     list_,
     load,
     models,
+    new_plugin,
     overlay,
     plugins,
     published,
@@ -97,6 +98,9 @@ def build(found: Plugins) -> typer.Typer:
     app.command("push", short_help="Deliver receipts that MLflow does not have yet.")(push.push)
     app.command("pull", short_help="Fetch receipts from MLflow or from a folder, the same bytes.")(pull.pull)
     app.command("ui", short_help="Look at the results in MLflow.")(ui.ui)
+    app.command("new-plugin", short_help="Write a new lane, backend or sink that works as it stands.")(
+        new_plugin.new_plugin
+    )
     app.command("reap", short_help="End what a killed run left running.")(reap.reap)
     added = typer.Typer()
     found.register_commands(added)

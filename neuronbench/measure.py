@@ -93,11 +93,15 @@ class Measure:
         n: int = 1,
         note: str = "",
     ) -> Metric:
-        """Record a number of your own. `unit` and `better` may be left out for ids that neuronbench defines."""
-        definition = DEFINITIONS.get(id)
+        """Record a number of your own; of ids that the lane or neuronbench defines, unit and direction are known."""
+        lanes = self._session.plugins.lanes
+        vocabulary = lanes[self.point.lane].vocabulary if self.point.lane in lanes else DEFINITIONS
+        definition = vocabulary.get(id)
         if definition is None and unit is None:
-            known = closest(id, list(DEFINITIONS))
-            raise ValueError(f"metric {id!r} is not defined by neuronbench{known}: say its unit (unit='ms')")
+            known = closest(id, list(vocabulary))
+            raise ValueError(
+                f"metric {id!r} is defined neither by the lane nor by neuronbench{known}: say its unit (unit='ms')"
+            )
         if definition is not None and unit not in (None, definition.unit):
             raise ValueError(f"metric {id!r} is defined in {definition.unit}; found {unit!r}")
         made = Metric(
@@ -107,6 +111,7 @@ class Measure:
             better=definition.better if definition else better,
             stat=stat,
             n=n,
+            version=definition.version if definition else 1,
             note=note,
         )
         self.record.add(made)

@@ -19,6 +19,10 @@ from neuronbench.plugins import Plugins
 from neuronbench.protocols import LaneInfo
 from neuronbench.testing.contracts.base import PluginContract, _with_path
 
+OF_THE_MACHINE = frozenset(
+    {"client_lag", "client_cpu", "achieved_rate", "load_kept_up", "steady_state", "telemetry", "window_covered"}
+)
+"""Gates that a host fails which is busy with something else: no plugin's fault."""
 PROJECT = '[tool.pytest]\nneuronbench = true\nstrict = true\nfilterwarnings = ["error"]\n'
 
 
@@ -112,7 +116,7 @@ class LaneContract(PluginContract):
         assert "::bench_" in done.stdout, done.stdout
 
     def test_a_run_leaves_receipts_that_may_be_quoted(self, project: Path, folder: Path, info: LaneInfo) -> None:
-        """Outcome `ok`, no gate against it, and headline metrics that have values."""
+        """Outcome `ok`, no gate against it but those of a busy host, and headline metrics that have values."""
         if not self.runs:
             pytest.skip("`runs` names no arguments")
         done = self.pytest(project, *self.runs)
@@ -123,7 +127,8 @@ class LaneContract(PluginContract):
         seen = {key for record in measured for key, one in record["metrics"].items() if one["value"] is not None}
         assert seen & set(info.headline), f"none of the headline metrics was measured; there are: {sorted(seen)}"
         for record in measured:
-            failed = [gate for gate in record["gates"] if gate["passed"] is False and gate["severity"] == "invalid"]
+            wrong = [gate for gate in record["gates"] if gate["passed"] is False and gate["severity"] == "invalid"]
+            failed = [gate for gate in wrong if gate["id"] not in OF_THE_MACHINE]
             assert not failed, f"{record['name']}: {failed}"
             for key, one in record["metrics"].items():
                 assert of_key(key, info.vocabulary), f"{record['name']}: metric {key!r} has no definition"
