@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from neuronbench.commands import host
-from neuronbench.commands.compare import _known_lane, _mlflow, options_of, write
+from neuronbench.commands.compare import _mlflow, options_of, write
 
 if TYPE_CHECKING:
     from neuronbench.compare import Comparison, Side
@@ -66,7 +66,6 @@ def report(
 
     here = host.of(context)
     chosen = _format(format_, out)
-    _known_lane(here, lane)
     progress = host.ProgressLine(patience_s=2.0)
     lanes = here.plugins.lanes
     keep = keeper(lambda name: lanes[name].headline if name in lanes else ())
@@ -130,7 +129,10 @@ def _only(side: Side, lane: str) -> Side:
         return side
     kept = side.only(side.label, lambda reading: reading.kind != "point" or reading.point.lane == lane)
     if not any(reading.kind == "point" for reading in kept.readings):
-        raise SelectionError(f"{side.label!r} has no point of lane {lane!r}")
+        known = dict.fromkeys(reading.point.lane for reading in side.readings if reading.kind == "point")
+        raise SelectionError(
+            f"{side.label!r} has no point of lane {lane!r}; it has: {', '.join(known) or 'none at all'}"
+        )
     return kept
 
 

@@ -94,7 +94,7 @@ def _requests() -> object:
     [
         (("--format", "pdf"), "--format 'pdf': expected html, markdown"),
         (("nothing",), "'nothing': expected a session, a receipt or a folder"),
-        (("--lane", "nope"), "no lane 'nope'"),
+        (("--lane", "nope"), "has no point of lane 'nope'; it has: serving"),
         (("--out", "."), "expected a file, found a folder"),
         (("latest", "--compare", "latest~7"), "expected 8 sessions"),
     ],

@@ -144,6 +144,15 @@ def test_a_lane_without_a_valid_record_says_that_nothing_may_be_quoted(project: 
     assert any("no number on this page may be quoted" in line for line in document.warnings)
 
 
+def test_what_a_record_says_of_itself_is_told(project: Project) -> None:
+    project.put(
+        point(concurrency=4), *serving(), notes=["random weights (seed 3) on the true architecture: speed only"]
+    )
+    blocks = section(build.document(project.content()), "lane-serving").blocks
+    told = [line for block in blocks if isinstance(block, Text) for line in block.lines]
+    assert "note of c4: random weights (seed 3) on the true architecture: speed only" in told
+
+
 def test_failures_stand_by_class_with_their_causal_line_and_log(document: Document) -> None:
     blocks = section(document, "failures").blocks
     (row,) = table(blocks, "1 failure").rows
@@ -302,6 +311,21 @@ def test_a_served_model_lies_where_arithmetic_says(project: Project) -> None:
     assert column(found, "nearer roof") == ["arithmetic"], "the ridge is at 40 / 10, which is no more than 4"
     (share,) = column(found, "share of it")
     assert share == f"{100 * 4e8 / 40e9:.3g}%"
+
+
+def test_a_chip_s_roof_is_that_of_the_cores_that_were_used(project: Project) -> None:
+    project.put(
+        point(backend="trn1", concurrency=4), *serving(), facts={"backend.instance_type": "trn1.32xlarge"},
+        spec={"engine_args": {"tensor_parallel_size": 8}},
+    )  # fmt: skip
+    content = project.content()
+    record = content.source.record(content.rows[0].readings[0])
+    assert record is not None
+    found = roofline.roof(record, {})
+    assert isinstance(found, roofline.Roof)
+    assert found.flops == pytest.approx(190e12 * 8 / 2)
+    assert found.bandwidth == pytest.approx(880.5e9 * 8 / 2)
+    assert "8 of 32 cores" in found.name
 
 
 # --------------------------------------------------------------------------------------------------------------------

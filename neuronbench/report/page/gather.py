@@ -37,13 +37,17 @@ _PREFIXES: Final = ("cost_", "measured_over_published", "agreement_", "accuracy_
 def keeper(headline: Callable[[str], Sequence[str]]) -> Keep:
     """Which metrics a report reads of a record: the lane's headline and what figures need; all where it has none."""
 
+    known: dict[tuple[str, tuple[str, ...]], Collection[str]] = {}
+
     def keep(kind: RecordKind, lane: str, keys: Collection[str]) -> Iterable[str]:
         if kind != "point":
             return keys
-        wanted = set(headline(lane))
-        if not wanted.intersection(keys):
-            return keys
-        return [key for key in keys if key in wanted or key in FIGURES or key.startswith(_PREFIXES)]
+        shape = lane, tuple(keys)  # records of one benchmark have the same metrics
+        if shape not in known:
+            wanted = set(headline(lane))
+            chosen = [key for key in keys if key in wanted or key in FIGURES or key.startswith(_PREFIXES)]
+            known[shape] = chosen if wanted.intersection(keys) else shape[1]
+        return known[shape]
 
     return keep
 
@@ -95,6 +99,11 @@ class Source:
             return None, None
         low, high = metric.get("low"), metric.get("high")
         return as_float(low), as_float(high)
+
+    def notes(self, reading: Reading) -> list[str]:
+        """What a record says of itself: random weights, what was missing, what could not be compared."""
+        found = self._document(reading).get("notes")
+        return [note for note in found if isinstance(note, str)] if isinstance(found, list) else []
 
     def _document(self, reading: Reading) -> Mapping[str, Any]:
         """The JSON of a receipt that a reader has checked before, for as many as are affordable."""

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import html
 import json
+import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Final
@@ -23,6 +24,9 @@ PLOTLY: Final = "plotly-basic-4.1.1.min.js"
 
 WORD: Final = 24
 """Characters that stay in one line of a table."""
+
+_NO_TEXT: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
+"""Controls would be no HTML, lone surrogates no UTF-8."""
 
 
 def render(document: Document, *, stills: bool = True) -> str:
@@ -80,9 +84,8 @@ def _asset(name: str) -> str:
 
 
 def _e(text: str) -> str:
-    """Text as it may stand anywhere in the page. Controls would be no HTML, and lone surrogates no UTF-8."""
-    clean = "".join("\ufffd" if (ord(c) < 32 and c not in "\t\n\r") or 0xD800 <= ord(c) < 0xE000 else c for c in text)
-    return html.escape(clean, quote=True)
+    """Text as it may stand anywhere in the page."""
+    return html.escape(_NO_TEXT.sub("\ufffd", text), quote=True)
 
 
 class _Pen:

@@ -38,9 +38,11 @@ def tables_of(lane: str, rows: Sequence[Row], content: Content) -> list[Table | 
             found.append(Text(lines=["No valid record of this lane: there is no number to quote."]))
             continue
         found.append(_table(title or "Headline", standing, members, content, lane))
-        gates = _gate_lines(members, content)
-        if gates and standing is not Standing.VALID:
-            found.append(Text(lines=gates, bullet=True))
+        told = _record_notes(members[:ROWS], content)
+        if standing is not Standing.VALID:
+            told = [*_gate_lines(members, content), *told]
+        if told:
+            found.append(Text(lines=told, bullet=True))
     return found
 
 
@@ -201,6 +203,20 @@ def _notes(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
 
 
 GATES: Final = 40
+NOTES: Final = 8
+
+
+def _record_notes(rows: Sequence[Row], content: Content) -> list[str]:
+    """Notes of the records themselves, each once, with the points it is of."""
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        for note in dict.fromkeys(content.source.notes(row.readings[0])):
+            groups.setdefault(note, []).append(name_of(row))
+    lines = [
+        f"note of {names[0] if len(names) == 1 else f'{len(names)} points'}: {note}"
+        for note, names in list(groups.items())[:NOTES]
+    ]
+    return lines + ([f"and {len(groups) - NOTES} more notes, in the receipts"] if len(groups) > NOTES else [])
 
 
 def _gate_lines(rows: Sequence[Row], content: Content) -> list[str]:
