@@ -18,8 +18,9 @@ from neuronbench.audit import OUTPUTS_DEADLINE_S, outputs, unchanged_gate
 from neuronbench.load.apis import APIS
 from neuronbench.measure import DeadlineExceeded, PointFailure, Served, clock_epoch, reduction_served
 from neuronbench.model import Failure, Gate, Metric, Record, fingerprint
-from neuronbench.protocols import Endpoint, SamplerSpec, SeenWindow, Witness
+from neuronbench.protocols import Endpoint, SamplerSpec
 from neuronbench.telemetry.request import TelemetryRequest
+from neuronbench.witness import SeenWindow, Witness
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from neuronbench.definitions import DEFINITIONS, Definition
 from neuronbench.definitions import metric as defined
-from neuronbench.model import Failure, FrozenMap, Gate, Json, Metric, Point, Record, ResourceSpec
+from neuronbench.model import Failure, FrozenMap, Json, Metric, Point, Record, ResourceSpec
 
 if TYPE_CHECKING:
     from neuronbench.training.job import TrainJob
@@ -255,49 +255,6 @@ class Endpoint(Resource, Protocol):
     """Token ids that synthetic prompts may use; None when unknown."""
     metrics_url: str | None
     api_key: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeenWindow:
-    """What was seen of a measured window, for a resource that has more to say of it."""
-
-    folder: Path
-    """Files written here become part of the receipt."""
-    requests: Path
-    """The table of requests."""
-    window: Mapping[str, Json]
-    """As in the record: `start_ns`, `end_ns` (monotonic; null when it never opened), `seconds`, counts."""
-    workload: Mapping[str, Json]
-    """Identity of the load, as in the record."""
-    telemetry: Any
-    """`neuronbench.telemetry.table.Telemetry`: everything that was sampled, before and after the window too."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Testimony:
-    """What a resource says of a window: all of it goes into the record."""
-
-    metrics: Sequence[Metric] = ()
-    gates: Sequence[Gate] = ()
-    facts: Mapping[str, Json] = field(default_factory=dict)
-    """Added to the record's `workload` under `server`."""
-    tables: Mapping[str, str] = field(default_factory=dict)
-    """Tables written into the folder: name → file name."""
-    notes: Sequence[str] = ()
-
-
-@runtime_checkable
-class Witness(Protocol):
-    """A resource that can tell whether a window of it may be trusted (did it compile meanwhile?). Optional.
-
-    Asked after the window has closed; what it raises costs the record only what it would have said.
-    """
-
-    def samplers(self) -> Sequence[SamplerSpec]:
-        """What it wants sampled while the window is open, to testify from."""
-
-    def testify(self, seen: SeenWindow) -> Testimony:
-        """Metrics, gates and facts of that window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -554,13 +511,10 @@ __all__ = [
     "Resource",
     "Sampler",
     "SamplerSpec",
-    "SeenWindow",
     "Sink",
     "SinkInfo",
     "Stack",
-    "Testimony",
     "Trainer",
     "Unsupported",
     "Vocabulary",
-    "Witness",
 ]  # fmt: skip

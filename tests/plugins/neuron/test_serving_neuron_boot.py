@@ -22,8 +22,8 @@ from serving_neuron import BASE, PACKAGES, STACKS, make_model, point
 
 from neuronbench import BackendInfo, BootContext, BootError, Endpoint, Provider, ProviderInfo, config, processes
 from neuronbench.model import Failure, ResourceSpec
-from neuronbench.protocols import Witness
 from neuronbench.testing.neuron import FakeBox
+from neuronbench.witness import Witness
 
 INFO = ProviderInfo(name="endpoint/vllm-neuron", kind="endpoint", families=("neuron",), target="")
 SHAPES = {"0": "inf2.xlarge", "1a": "trn1.2xlarge", "1b": "inf2.xlarge", "1c": "trn2.3xlarge", "2a": "trn2.3xlarge",
@@ -137,7 +137,7 @@ def test_the_second_start_is_warm_and_known_to_be(rig: Rig) -> None:
     again = rig.boot()
     assert again.facts["compile_cache"]["state"] == "warm"
     assert again.facts["compile_cache"]["compiles"] == 0
-    other = {"buckets": {"prefill": [256, 512]}}
+    other: dict[str, Any] = {"buckets": {"prefill": [256, 512]}}
     again.stop()
     changed = rig.boot(**other)
     assert changed.facts["compile_cache"]["state"] == "cold"

@@ -21,7 +21,7 @@ from neuronbench_neuron.serving import evidence, watch
 from neuronbench_neuron.serving.buckets import BucketMap
 from neuronbench_neuron.serving.counters import EXECUTIONS, SEQS, TOKENS, Counters
 
-from neuronbench import protocols
+from neuronbench import witness as witnesses
 from neuronbench.model import Gate, Metric
 from neuronbench.telemetry.prometheus import Prometheus
 from neuronbench.telemetry.table import Telemetry
@@ -109,7 +109,7 @@ def said_of(
     *rows: tuple[int | None, int, int | None],
     window: Mapping[str, Any] | None = None,
     **known: Any,
-) -> protocols.Testimony:
+) -> witnesses.Testimony:
     facts: dict[str, Any] = {
         "buckets": BUCKETS,
         "sequences": 4,
@@ -117,7 +117,7 @@ def said_of(
         "cache": {"state": "warm"},
         "reports": True,
     }
-    seen = protocols.SeenWindow(
+    seen = witnesses.SeenWindow(
         folder=folder,
         requests=requests(folder, *(rows or ((100, 11, 12), (900, 12, 14)))),
         window=window or {"start_ns": START, "end_ns": END, "seconds": 10.0},
@@ -127,11 +127,11 @@ def said_of(
     return evidence.testify(seen, evidence.Known(**{**facts, **known}))
 
 
-def gate(said: protocols.Testimony, id: str) -> Gate:
+def gate(said: witnesses.Testimony, id: str) -> Gate:
     return next(gate for gate in said.gates if gate.id == id)
 
 
-def metric(said: protocols.Testimony, key: str) -> Metric:
+def metric(said: witnesses.Testimony, key: str) -> Metric:
     return {metric.key: metric for metric in said.metrics}[key]
 
 

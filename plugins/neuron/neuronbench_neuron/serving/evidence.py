@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from neuronbench.definitions import metric
 from neuronbench.model import Gate, Json, Metric
-from neuronbench.protocols import SeenWindow, Testimony
+from neuronbench.witness import SeenWindow, Testimony
 from neuronbench_neuron.serving import watch
 from neuronbench_neuron.serving.buckets import BucketMap, with_metrics
 from neuronbench_neuron.serving.counters import EXECUTIONS, SEQS, TOKENS, Counters, Padding

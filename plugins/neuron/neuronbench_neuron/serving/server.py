@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from neuronbench.model import Failure, Json, Metric, ResourceSpec
-from neuronbench.protocols import SamplerSpec, SeenWindow, Testimony, Vocabulary
+from neuronbench.protocols import SamplerSpec, Vocabulary
 from neuronbench.serving.server import OpenAIServer
+from neuronbench.witness import SeenWindow, Testimony
 from neuronbench_neuron.caches import Delta, Snapshot, snapshot
 from neuronbench_neuron.caches.layout import Kind
 from neuronbench_neuron.cores import CoreLease
