@@ -16,7 +16,7 @@ from typing import Any, Final
 from neuronbench.catalog import published
 from neuronbench.catalog.published import Published
 from neuronbench.definitions import metric
-from neuronbench.importers.aws_columns import Column, column, decimals, is_header, number
+from neuronbench.importers.aws_columns import INSTANCE, Column, column, decimals, is_header, number
 from neuronbench.importers.aws_tables import Page, Table, read
 from neuronbench.importers.base import Imported, text, whole
 from neuronbench.importers.safe import ImportFailure
@@ -32,7 +32,6 @@ _TASKS: Final = {
     "raw_output_(automodel)": "raw_output", "raw_output_(automodelformaskedlm)": "masked_lm",
     "text_generation": "generate",
 }  # fmt: skip
-_INSTANCE: Final = re.compile(r"(?:trn|inf)\d\w*\.\w+(?:/(?:trn|inf)\d\w*\.\w+)*")
 _UNSAID: Final = "the source says neither its window nor its timer"
 _LANES: Final = {"encoder": "encoder", "seq2seq": "seq2seq", "decoder": "serving", "training": "training"}
 
@@ -131,7 +130,7 @@ def _normal(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """One form for what tables write differently: `Inf2.xlarge`, `Data Parallel`, `FP32`."""
     made = dict(values)
     made["instance_type"] = str(made.get("instance_type", "")).lower().replace(" ", "")
-    if not _INSTANCE.fullmatch(made["instance_type"]):
+    if not INSTANCE.fullmatch(made["instance_type"]):
         raise ImportFailure(f"{where}: expected an instance type such as inf2.xlarge, found {made['instance_type']!r}")
     for name in ("application", "run_mode", "auto_cast", "task", "optimizer", "scaling"):
         if name in made:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 NUMBER: Final = re.compile(r"\$?\s*([+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*%?")
+INSTANCE: Final = re.compile(r"(?:trn|inf)\d\w*\.\w+(?:/(?:trn|inf)\d\w*\.\w+)*")
 _LIMIT: Final = 40
 """Characters of a number: longer ones are none, and take long to convert."""
 
@@ -82,6 +83,16 @@ def column(name: str) -> Column | None:
 
 def is_column(name: str) -> bool:
     return column(name) is not None
+
+
+def is_instance_column(name: str) -> bool:
+    found = column(name)
+    return found is not None and found.field == "instance_type"
+
+
+def is_instance(text: str) -> bool:
+    """Whether it names an instance type, or several with a slash between: `Inf2.xlarge`."""
+    return INSTANCE.fullmatch(text.lower().replace(" ", "")) is not None
 
 
 def is_header(names: Sequence[str]) -> bool:

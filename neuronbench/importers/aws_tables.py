@@ -8,6 +8,7 @@ that does not come is bounded here, and so is everything else.
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Final
 
-from neuronbench.importers.aws_columns import is_column, is_header
+from neuronbench.importers.aws_columns import is_column, is_header, is_instance, is_instance_column
 from neuronbench.importers.safe import ImportFailure, read_text
 
 LIMIT_BYTES: Final = 16 * 1024 * 1024
@@ -269,23 +270,30 @@ def _lines_table(lines: Sequence[str], start: int) -> tuple[Table, int] | None:
 
 
 def _stacked_table(path: Path, lines: Sequence[str], start: int) -> tuple[Table, int] | None:
-    """One cell to a line: as many names of columns as there are, then the cells, row by row, until a blank line."""
+    """One cell to a line, or a paragraph each: as many names of columns as there are, then the cells, row by row.
+
+    The next row is one while its cell of the instance type is one. Where the cells stop, the table must have ended.
+    """
     if lines[start].strip().lower() != "model":
         return None
-    end = start
-    while end < len(lines) and is_column(lines[end].strip()):
-        end += 1
-    columns = [line.strip() for line in lines[start:end]]
+    apart = start + 1 < len(lines) and not lines[start + 1].strip()
+    filled = [(at, line.strip()) for at, line in enumerate(lines[start:], start=start) if line.strip()]
+    columns = [text for _, text in itertools.takewhile(lambda each: is_column(each[1]), filled)]
     if not is_header(columns):
         return None
-    cells, index = [], end
-    while index < len(lines) and lines[index].strip():
-        cells.append(lines[index].strip())
-        index += 1
-    width = len(columns)
-    if len(cells) % width:
+    width, place = len(columns), next(at for at, name in enumerate(columns) if is_instance_column(name))
+    if not apart:  # a blank line ends it
+        ends = next((at for (at, _), (after, _) in itertools.pairwise(filled) if after != at + 1), filled[-1][0])
+        filled = [each for each in filled if each[0] <= ends]
+    rows: list[list[str]] = []
+    index = width
+    while is_instance(filled[index + place][1]) if index + place < len(filled) else False:
+        rows.append([text for _, text in filled[index : index + width]])
+        index += width
+    left = filled[index:] if not apart else filled[index : index + width]
+    if not rows or len(rows[-1]) < width or (left and (not apart or any(is_instance(text) for _, text in left))):
         raise ImportFailure(
-            f"{path}: expected {width} lines for each row below the {width} names of columns, found {len(cells)} "
-            "lines; is the page complete?"
+            f"{path}: expected {width} lines for each row below the {width} names of columns, found another number "
+            f"after row {len(rows)}; is the page complete?"
         )
-    return Table(columns=columns, rows=[cells[at : at + width] for at in range(0, len(cells), width)]), index
+    return Table(columns=columns, rows=rows), (filled[index - 1][0] + 1)

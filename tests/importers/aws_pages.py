@@ -138,6 +138,11 @@ def as_stack(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(cell for line in lines for cell in line) + "\n"
 
 
+def as_paragraphs(lines: Sequence[Sequence[str]]) -> str:
+    """One cell to a paragraph, as readers of pages make it."""
+    return "\n\n".join(cell for line in lines for cell in line) + "\n"
+
+
 def page_text(form: Callable[[Sequence[Sequence[str]]], str], limit: int | None = None) -> str:
     parts = ["Trn1/Trn1n Inference Performance", "", "Last update: April 30th, 2024", ""]
     for title, cells, group in (("Encoder Models", ENCODER, "encoder"), ("Decoder Models", DECODER, "decoder")):

@@ -74,9 +74,22 @@ def test_a_page_saved_as_html(tmp_path: Path) -> None:
     assert found[0].params["script"] == "Benchmark"
 
 
-@pytest.mark.parametrize("form", [pages.as_tabs, pages.as_pipes, pages.as_stack])
+@pytest.mark.parametrize("form", [pages.as_tabs, pages.as_pipes, pages.as_stack, pages.as_paragraphs])
 def test_a_page_saved_as_text(form: Callable[[list[list[str]]], str], tmp_path: Path) -> None:
     check(read(tmp_path, "page.txt", pages.page_text(form)), ("encoder", "decoder"))
+
+
+@pytest.mark.parametrize("form", [pages.as_stack, pages.as_paragraphs])
+def test_a_row_that_lacks_a_cell_or_has_one_too_many(form: Callable[[list[list[str]]], str], tmp_path: Path) -> None:
+    lines = pages.grid(pages.ENCODER, pages.rows("encoder")[:4])
+    assert len(read(tmp_path, "a.txt", form(lines))) == 4
+    for change in (lambda row: row[:5] + row[6:], lambda row: [*row[:5], "1", *row[5:]], lambda row: row[:-1]):
+        for index in (1, 2, 4):
+            changed = [change(line) if at == index else line for at, line in enumerate(lines)]
+            if index == 4 and len(changed[4]) > len(lines[0]) and form is pages.as_paragraphs:
+                continue  # what stands behind the last row is the page's next text
+            with pytest.raises(ImportFailure, match=r"a\.txt"):
+                read(tmp_path, "a.txt", form(changed))
 
 
 def test_the_files_of_the_documentation(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "guidellm-0.1": ("guidellm", "guidellm_report.json", json.dumps(GUIDELLM_FIRST)),
     "aws-html": ("aws", "page.html", aws_pages.page_html(2)),
     "aws-text": ("aws", "page.txt", aws_pages.page_text(aws_pages.as_tabs, 2)),
+    "aws-paragraphs": ("aws", "page.txt", aws_pages.page_text(aws_pages.as_paragraphs, 2)),
     "aws-csv": (
         "aws",
         "throughput_data_encoder.csv",
