@@ -43,6 +43,11 @@ EXTERNAL: Final = "external"
 """Provider of a server that somebody else runs: nothing is booted, and nothing of it is known but what it says."""
 
 
+PROFILE: Final = "profile"
+"""Parameter of a point (`--nb-profile`): have the hardware's runtime capture a profile. A backend that can names its
+tools in `profilers`; a provider that does not know the parameter has to refuse it."""
+
+
 def wanted_provider(point: Point, kind: str) -> str:
     """Which provider of a kind the point asks for, where a family has several (`trainer_provider = "nxd"`)."""
     return str(point.get(f"{kind}_provider") or "")
@@ -256,6 +261,10 @@ class Session:
         if not probe.available:
             return Unsupported(reason=f"{point.backend}: {probe.reason or 'not available on this host'}")
         backend = self.plugins.backend(point.backend)
+        if point.get(PROFILE) and not getattr(backend, "profilers", ()):
+            return Unsupported(
+                reason=f"{PROFILE}: nothing captures profiles on {point.backend}; leave --nb-profile out"
+            )
         for kind in needs:
             if kind == "endpoint" and self.settings.endpoint:
                 continue

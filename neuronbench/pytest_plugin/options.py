@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from neuronbench import config as configuration
+from neuronbench.session import PROFILE
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,6 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="interpreter or venv to use for KIND (serving, compile, train, any)")  # fmt: skip
     add("--nb-tracking-uri", metavar="URI", help="MLflow store or server; 'off' for receipts only")
     add("--nb-traces", metavar="N", type=int, help="request traces kept per point in MLflow (default 30)")
+    add("--nb-profile", action="store_true", default=False,
+        help="have a profile captured where the runtime can; times of such a run are no result")  # fmt: skip
     add("--nb-deadline", metavar="NAME=S", action="append", default=[],
         help="deadline in seconds: boot, point, request, first_token, stop (repeatable)")  # fmt: skip
     add("--nb-endpoint", metavar="URL", help="measure this running server instead of booting one")
@@ -60,7 +63,10 @@ def settings_of(config: pytest.Config) -> configuration.Settings:
                 "tokenizer": os.path.abspath(option.nb_tokenizer) if option.nb_tokenizer else None,
                 "port": option.nb_port,
                 "data_root": os.path.abspath(option.nb_data_root) if option.nb_data_root else None,
-                "overrides": {key: tuple(value.split(",")) for key, value in pairs("--nb-set", option.nb_set)},
+                "overrides": {
+                    **{key: tuple(value.split(",")) for key, value in pairs("--nb-set", option.nb_set)},
+                    **({PROFILE: ("true",)} if option.nb_profile else {}),
+                },
                 "stacks": dict(pairs("--nb-stack", option.nb_stack)),
                 "deadlines": {
                     key: configuration.seconds("--nb-deadline", key, value)

@@ -21,6 +21,9 @@ class NeuronBackend:
     So does the variable NEURONBENCH_NEURON_ROOT. Either way the host counts as made up, and records as simulated.
     """
 
+    profilers = ("neuron-explorer", "neuron-profile")
+    """Tools that make something of what the runtime captures (`--nb-profile`)."""
+
     def __init__(
         self,
         info: BackendInfo,
@@ -39,7 +42,10 @@ class NeuronBackend:
     def found(self) -> hardware.Hardware:
         """What is on this host; looked at once."""
         if self._found is None:
-            self._found = hardware.look(self._root, search_path=self._search_path, environ=self._environ)
+            if self._root == Path("/") and self._environ is os.environ and self._search_path is None:
+                self._found = hardware.look_here(tuple(sorted(self._environ.items())))
+            else:
+                self._found = hardware.look(self._root, search_path=self._search_path, environ=self._environ)
         return self._found
 
     def probe(self) -> Probe:

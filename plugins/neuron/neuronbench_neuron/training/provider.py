@@ -20,6 +20,7 @@ Parameters of a point: the fields of `neuronbench.training.TrainJob` (see `neuro
 | `precompile` | true | collect the graphs and compile them in parallel (`neuron_parallel_compile`) before the run |
 | `cc_flags` | `--model-type=transformer` | NEURON_CC_FLAGS, all of it |
 | `compile_cache` | NEURON_COMPILE_CACHE_URL, else `/var/tmp/neuron-compile-cache` | a folder |
+| `profile` | false | the runtime captures a profile; times of such a run are no result |
 | `worker_env` | {} | more environment variables of the worker |
 
 `world_size` is the number of ranks, one core each; the data is shared by `world_size` / (tensor × pipeline) copies.
@@ -32,7 +33,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from neuronbench import Backend, Stack, Unsupported
+from neuronbench import Backend, Record, Stack, Unsupported
 from neuronbench.catalog.accelerators import accelerator_of
 from neuronbench.compiled import seeded_architecture
 from neuronbench.model import Failure, FrozenMap, Json, Point, ResourceSpec
@@ -43,6 +44,8 @@ from neuronbench.worker.client import Launch, Worker
 from neuronbench.worker.trainer import WorkerTrainer
 from neuronbench_neuron import compat, cores, stacks
 from neuronbench_neuron.hardware import Hardware
+from neuronbench_neuron.profile import tools as profiler
+from neuronbench_neuron.profile.record import leave
 from neuronbench_neuron.training import rules
 
 if TYPE_CHECKING:
@@ -87,6 +90,8 @@ class NeuronTrainerProvider(TrainerProvider):
             raise ValueError(f"tensor_parallel_size: expected a whole number from 1, found {tensor!r}")
         given["tensor_parallel_size"] = tensor
         given["compile_cache"] = point.get("compile_cache")
+        if point.get("profile", False) is not False:
+            given["profile"] = True  # a trainer of its own: what is captured slows it down
         parallel = tensor * given["pipeline_parallel_size"]
         if job.world_size % parallel:
             raise ValueError(
@@ -157,6 +162,7 @@ class NeuronTrainerBoot(TrainerBoot):
         self.host = _host(context.backend)
         self._module = module
         self._lease: cores.CoreLease | None = None
+        self._captured = self.scratch / "captured"
 
     def launch(self, stack: Stack, arguments: Mapping[str, Json]) -> Launch:
         given = self.given
@@ -184,6 +190,9 @@ class NeuronTrainerBoot(TrainerBoot):
             "NEURON_CC_FLAGS": given["cc_flags"],
             "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(rounds(given))),
         }
+        if "profile" in given:
+            self._captured.mkdir(exist_ok=True)
+            more.update(profiler.environment(self._captured))
         base = self._lease.environ(stacks.environment(stack, self.host.root))
         choices = {name: given[name] for name in (*CHOICES, "tensor_parallel_size")}
         return Launch(
@@ -206,7 +215,8 @@ class NeuronTrainerBoot(TrainerBoot):
 
     def made(self, worker: Worker, **given: Any) -> WorkerTrainer:
         assert self._lease is not None
-        return NeuronTrainer(self.spec, worker, lease=self._lease, **given)
+        captured = self._captured if "profile" in self.given else None
+        return NeuronTrainer(self.spec, worker, lease=self._lease, captured=captured, root=self.host.root, **given)
 
     def let_go(self) -> None:
         if self._lease is not None:
@@ -216,8 +226,19 @@ class NeuronTrainerBoot(TrainerBoot):
 class NeuronTrainer(WorkerTrainer):
     """A trainer with cores."""
 
-    def __init__(self, spec: ResourceSpec, worker: Worker, *, lease: cores.CoreLease, **given: Any) -> None:
+    def __init__(
+        self,
+        spec: ResourceSpec,
+        worker: Worker,
+        *,
+        lease: cores.CoreLease,
+        captured: Path | None,
+        root: Path,
+        **given: Any,
+    ) -> None:
+        """`captured`: where the runtime leaves profiles; None when it makes none."""
         super().__init__(spec, worker, **given)
+        self._captured, self._root = captured, root
         self.core_ids = lease.ids
         """Ids of the cores its ranks have, as programs and tools see them."""
         self._lease = lease
@@ -225,6 +246,11 @@ class NeuronTrainer(WorkerTrainer):
     def stop(self) -> None:
         super().stop()
         self._lease.release()
+
+    def leave(self, record: Record, into: Path) -> None:
+        """Profiles of the run that has ended, where they were asked for."""
+        if self._captured is not None:
+            leave(record, self._captured, into, self._root)
 
 
 # --------------------------------------------------------------------------------------------------------------------
