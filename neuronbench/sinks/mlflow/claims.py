@@ -54,20 +54,23 @@ def is_open(run: Run) -> bool:
 
 
 def claim(
-    client: MlflowClient, experiment: str, tag: str, value: str, make: Callable[[], Run], *, wait_s: float
+    client: MlflowClient, experiment: str, tag: str, value: str, make: Callable[[], Run], *, wait_s: float | None
 ) -> tuple[Run, bool]:
     """The run that stands for `value`, made by `make` when there is none, and whether it is ours to fill.
 
     One that another process is filling is waited for, `wait_s` at most; then, or when that process is dead, it is
-    ours: what it has already is written again, which changes nothing.
+    ours: what it has already is written again, which changes nothing. `wait_s` is None where a lock keeps all others
+    away.
     """
     while True:
-        run = _others(client, experiment, tag, value, wait_s)
+        run = _others(client, experiment, tag, value, wait_s or 0.0)
         if run is not None:
             if is_open(run):
                 client.set_tag(run.info.run_id, WRITER, writer_tag()[WRITER])
             return run, is_open(run)
         mine = make()
+        if wait_s is None:
+            return mine, True
         rivals = [run for run in runs(client, experiment, tag, value) if run.info.run_id != mine.info.run_id]
         if not rivals:
             return mine, True

@@ -1,4 +1,4 @@
-"""The way to MLflow: one client, short patience, a lock per data root, and a breaker that opens when nobody answers.
+"""The way to MLflow: one client, short patience, a lock, and a breaker that opens when nobody answers.
 
 Only `MlflowClient` is used. The fluent API would write its URI into this process's environment, where servers and
 trainers started later inherit it.
@@ -85,6 +85,17 @@ class Gateway:
         return sqlite_file(self.uri)
 
     @property
+    def _lock(self) -> Path:
+        """Beside a SQLite file, so that all who write to it know it; else of the data root."""
+        path = self.sqlite
+        return (self.settings.data_root if path is None else path.parent) / LOCK_NAME
+
+    @property
+    def rival_s(self) -> float | None:
+        """How long to wait for others that write the same; None where the lock keeps them away."""
+        return self.patience.rival_s if self.sqlite is None else None
+
+    @property
     def served(self) -> bool:
         """Whether a server stands between us and the store: then it decides where artifacts go."""
         return not self.uri.startswith(("sqlite:", "postgresql", "mysql", "mssql"))
@@ -119,7 +130,7 @@ class Gateway:
         try:
             lock_s = 0.0 if self._held else self.patience.lock_s
             with (
-                locked(self.settings.data_root / LOCK_NAME, timeout_s=lock_s, purpose="writing to MLflow"),
+                locked(self._lock, timeout_s=lock_s, purpose="writing to MLflow"),
                 mlflow_quiet(self._variables()),
             ):
                 client = self._connect()

@@ -49,7 +49,7 @@ class Writer:
         stowed = artifacts.plan(receipt)
         for more in range(_TRIES - 1, -1, -1):
             run, ours = claims.claim(
-                client, experiment, "nb.receipt", record.receipt_id, wait_s=self.gateway.patience.rival_s,
+                client, experiment, "nb.receipt", record.receipt_id, wait_s=self.gateway.rival_s,
                 make=lambda: self._make(client, experiment, receipt, stowed),
             )  # fmt: skip
             run_id: str = run.info.run_id

@@ -110,7 +110,7 @@ def _summarise(client: MlflowClient, writer: Writer, session: str, lane: str, gr
     ]
     title += f" ({', '.join(words)})" if words else ""
     run, ours = claims.claim(
-        client, experiment, "nb.receipt", name, wait_s=writer.gateway.patience.rival_s,
+        client, experiment, "nb.receipt", name, wait_s=writer.gateway.rival_s,
         make=lambda: client.create_run(
             experiment, start_time=start_ms, run_name=title, tags={**tags, **claims.writer_tag()}
         ),
