@@ -158,6 +158,9 @@ def test_a_cap_of_the_kv_cache_is_read_from_the_log(rig: Rig) -> None:
     server = rig.boot(server_env={"FAKE_VLLM_KV_SEQS": "2"})
     assert server.known.capped == 2
     assert server.facts["effective_concurrency"] == 2
+    (notice,) = server.facts["notices"]
+    assert "capped at 2" in notice["line"]
+    assert server.facts["server_metrics"]["compilation_time_seconds"].keys() >= {"prefill_s128", "decode_b4"}
     assert server.known.sequences == 4
 
 

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("neuronbench_neuron", reason="plugins/neuron is not installed: make harness")
 
-from neuronbench_neuron.serving import evidence, watch
+from neuronbench_neuron.serving import evidence, told, watch
 from neuronbench_neuron.serving.buckets import BucketMap
 from neuronbench_neuron.serving.counters import EXECUTIONS, SEQS, TOKENS, Counters
 
@@ -150,6 +150,17 @@ def test_the_sample_is_read_by_bucket(sample: Mapping[str, float | None]) -> Non
     assert tokens.useful == 40 * 128 + 10 * 1024 - 3360
     assert (seqs.computed, seqs.padded) == (3200, 800)
     assert counters.compiled() == []
+
+
+def test_times_of_the_start_are_read_from_the_sample(sample: Mapping[str, float | None]) -> None:
+    assert told.read(sample) == {
+        "startup_time_seconds": 300.5,
+        "model_load_time_seconds": 20.25,
+        "model_load_size_bytes": 1.6e10,
+        "compilation_time_seconds": {"prefill_s128": 71.25, "prefill_s1024": 88.5, "decode_b4_ctx2048": 0.125},
+    }
+    assert told.read({"vllm_neuron:startup_time_seconds": float("nan"), "vllm:x": 1.0}) == {}
+    assert told.by_metrics(None) == {}
 
 
 def test_shared_sample_is_read_where_it_is_at_hand() -> None:

@@ -44,7 +44,7 @@ from neuronbench.serving.openai_server import boot as boot_server
 from neuronbench.serving.server import OpenAIServer
 from neuronbench_neuron import compat, cores, stacks
 from neuronbench_neuron.hardware import Hardware
-from neuronbench_neuron.serving import buckets, command, evidence, generations, readiness
+from neuronbench_neuron.serving import buckets, command, evidence, generations, readiness, told
 from neuronbench_neuron.serving.generations import Generation
 from neuronbench_neuron.serving.log import CAPPED, NEURON
 from neuronbench_neuron.serving.server import Caches, NeuronServer, state
@@ -251,14 +251,16 @@ class _Boot:
         artifacts: Path | None = None
         if generation.major in ("0", "1"):
             # A folder for exactly these settings: what is found there is never of others, which would be ignored.
-            told = self.settings["artifacts"]
+            given = self.settings["artifacts"]
             weights = found.model.facts().get("weights_digest") or str(found.model.path)
             name = fingerprint(
                 {"settings": self.settings, "weights": weights, "packages": found.stack.packages,
                  "target": host.instance_type or host.family, "cores": host.logical_core_config},
                 digest_bytes=12,
             )  # fmt: skip
-            artifacts = Path(told).expanduser() if told else self.context.settings.cache_dir / "neuron-artifacts" / name
+            artifacts = (
+                Path(given).expanduser() if given else self.context.settings.cache_dir / "neuron-artifacts" / name
+            )
             artifacts.mkdir(parents=True, exist_ok=True)
         prometheus: Path | None = None
         if generation.metrics:
@@ -332,8 +334,15 @@ class _Boot:
             cache=cache,
             reports=start.generation.metrics,
         )
-        facts = {**server.facts, "buckets": start.buckets.to_json(), "compile_cache": cache, "readiness": probed,
-                 "effective_concurrency": known.capped if known.capped is not None else known.sequences}  # fmt: skip
+        facts: dict[str, Json] = {
+            **server.facts,
+            "buckets": start.buckets.to_json(),
+            "compile_cache": cache,
+            "effective_concurrency": known.capped if known.capped is not None else known.sequences,
+            "readiness": probed,
+            "server_metrics": told.by_metrics(server.metrics_url),
+            "notices": told.by_log(server.logs),
+        }
         was_probed = isinstance(probed, list)
         took = metric(
             "boot_buckets",
