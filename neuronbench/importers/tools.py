@@ -106,13 +106,22 @@ def aiperf(path: Path) -> Sequence[Imported]:
     reading = AIPerf().parse(data)
     if not reading.succeeded and not reading.failed:
         raise KeyError("request_count")
-    config = data.get("input_config") or {}
-    load = config.get("loadgen") or {}
-    names = ((config.get("endpoint") or {}).get("model_names")) or [None]
-    params = _params(
-        model=plain(names[0]), concurrency=whole(load.get("concurrency")), rate=number(load.get("request_rate"))
-    )
+    config = mapping(data.get("input_config") or {}, "input_config")
+    load, items = _aiperf_load(config), mapping(config.get("models") or {}, "models").get("items")
+    names = [mapping(one, "a model")["name"] for one in items or ()]
+    names += (config.get("endpoint") or {}).get("model_names") or ()
+    rate = number(load.get("rate", load.get("request_rate")))
+    params = _params(model=plain(names[0] if names else None), concurrency=whole(load.get("concurrency")), rate=rate)
     return [_served(path, path.stem, params, reading, measured_at=instant(data.get("start_time")))]
+
+
+def _aiperf_load(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The load that was measured: the one profiling phase now, `loadgen` in older files; of several phases none."""
+    phases = [mapping(one, "a phase") for one in config.get("phases") or ()]
+    measured = [one for one in phases if "warmup" not in (one.get("kind"), one.get("name"))]
+    if phases:
+        return measured[0] if len(measured) == 1 else {}
+    return mapping(config.get("loadgen") or {}, "loadgen")
 
 
 def llmperf(path: Path) -> Sequence[Imported]:

@@ -209,6 +209,21 @@ def test_the_first_guidellm_has_requests_and_no_statistics(tmp_path: Path) -> No
     assert values(rated)["ttft_ok_p50_ms"] == pytest.approx(51.0)
 
 
+@pytest.mark.parametrize(
+    ("phases", "expected"),
+    [
+        ([{"name": "profiling", "kind": "profiling", "concurrency": 8}], {"concurrency": 8}),
+        ([{"name": "warmup", "concurrency": 2}, {"name": "load", "kind": "profiling", "rate": 2.5}], {"rate": 2.5}),
+        ([{"name": "a", "concurrency": 2}, {"name": "b", "concurrency": 4}], {}),
+    ],
+)
+def test_the_phases_of_aiperf(phases: list[dict[str, Any]], expected: dict[str, Any], tmp_path: Path) -> None:
+    config = {"models": {"items": [{"name": "org/model", "weight": 1}]}, "phases": phases}
+    (item,) = one("aiperf", tmp_path, {**AIPERF, "input_config": config})
+    assert item.params == {"model": "org/model", **expected}
+    assert one("aiperf", tmp_path)[0].params == {"model": "org/model", "concurrency": 4}
+
+
 def test_failures_of_a_tool_leave_only_the_success_statistics(tmp_path: Path) -> None:
     said = values(one("vllm", tmp_path, {**VLLM, "failed": 3})[0])
     assert said["ttft_p99_ms"] is None
