@@ -234,7 +234,7 @@ class _Reader:
     def entries(self, given: Mapping[str, Any], name: str, *, at: str = "") -> list[Mapping[str, Any]]:
         value = given.get(name)
         listed = value if isinstance(value, list) else []
-        found = [entry for entry in listed if isinstance(entry, dict)]
+        found: list[Mapping[str, Any]] = [entry for entry in listed if isinstance(entry, dict)]
         if (value is not None and not isinstance(value, list)) or len(found) != len(listed):
             self.odd.append(f"{at}.{name}" if at else name)
         return found

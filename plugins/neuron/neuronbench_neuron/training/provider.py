@@ -57,7 +57,7 @@ CACHE: Final = "var/tmp/neuron-compile-cache"
 CC_FLAGS: Final = "--model-type=transformer"
 DTYPES: Final = ("float32", "bfloat16")
 OPTIMIZERS: Final = ("adamw", "sgd")
-CHOICES: Final = {
+CHOICES: Final[Mapping[str, Json]] = {
     "pipeline_parallel_size": 1, "zero_1": True, "sequence_parallel": True, "stochastic_rounding": True,
     "precompile": True, "cc_flags": CC_FLAGS,
 }  # fmt: skip
@@ -81,7 +81,7 @@ class NeuronTrainerProvider(TrainerProvider):
         given: dict[str, Json] = {name: point.get(name, default) for name, default in CHOICES.items()}
         for name, default in CHOICES.items():
             value = given[name]
-            if type(value) is not type(default) or (name.endswith("_size") and value < 1):
+            if type(value) is not type(default) or (name.endswith("_size") and int(value) < 1):
                 raise ValueError(f"{name}: expected a value like {default!r}, found {value!r}")
         tensor = point.get("tensor_parallel_size")
         if tensor is None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from neuronbench.model import Point
+from neuronbench.model import FrozenMap, Point
 from neuronbench.training import TrainJob
 from neuronbench.training.job import PREFERENCE
 
@@ -63,7 +63,7 @@ def of_optimum(job: TrainJob, point: Point) -> str:
 def of_nxd(job: TrainJob, point: Point) -> str:
     """What the loop over neuronx-distributed does not do."""
     tensor = point.get("tensor_parallel_size", 1)
-    shared = (job.architecture or {}).get("num_key_value_heads") or tensor
+    shared = (job.architecture or FrozenMap()).get("num_key_value_heads") or tensor
     if shared % tensor:
         return (
             f"tensor_parallel_size: trainer/nxd gives each core whole key-value heads, expected a divisor of {shared}; "

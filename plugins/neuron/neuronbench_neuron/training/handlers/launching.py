@@ -47,10 +47,17 @@ class Launcher(Trainer):  # type: ignore[misc,unused-ignore]
         **rig: Any,
     ) -> None:
         # Not the base's: that would build the backend's rig here, and take the device away from the ranks.
-        self._world_size, self._cores = world_size, []
+        self._world_size = world_size
+        self._cores: list[int] = []
         self._handlers = Path(__file__).parent
         self._choices, self._cache_url, self._scratch = choices, cache_url, Path(scratch)
-        self._told = {**rig, "choices": choices, "cache_url": cache_url, "scratch": scratch, "dtype": dtype}
+        self._told: dict[str, Any] = {
+            **rig,
+            "choices": choices,
+            "cache_url": cache_url,
+            "scratch": scratch,
+            "dtype": dtype,
+        }
         self._rig = Rig(progress, optimizers=("adamw", "sgd"), **rig)
         self._import_s = time.monotonic() - _BEGUN
 
