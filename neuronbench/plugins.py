@@ -152,7 +152,11 @@ class Plugins:
             check_version(declared)
             self._check_names(plugin)
             entered = True
-            self.pm.register(plugin, name=name)
+            with warnings.catch_warnings(record=True) as told:  # a hook that is to go warns, and does not refuse
+                warnings.simplefilter("always")
+                self.pm.register(plugin, name=name)
+            for each in told:
+                warn(f"plugin {name!r}: {each.message}", stacklevel=3)
             report.hooks = sorted(caller.name for caller in self.pm.get_hookcallers(plugin) or [])
             self._collect(plugin, name)
         except KeyboardInterrupt:

@@ -345,6 +345,25 @@ def test_a_plugin_for_other_hooks_is_refused_and_told_what_to_do(version: str, w
         Plugins(entry_points=False).register(made, name="other", source="test", strict=True)
 
 
+@pytest.mark.parametrize("strict", [False, True], ids=["told", "warnings are errors"])
+def test_a_hook_that_is_to_go_is_told_of_and_still_called(strict: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    class Later:
+        @hookspecs.hookspec(warn_on_impl=DeprecationWarning("`stir` goes with 2.0: use `shake`"))
+        def stir(self) -> None: ...
+
+    plugins = Plugins(entry_points=False)
+    plugins.pm.add_hookspecs(Later)
+    called = []
+    made = module("mixer", stir=hookimpl(lambda: called.append("stir"), optionalhook=True))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("error" if strict else "always")
+        assert plugins.register(made, name="mixer", source="test", strict=True)
+    said = capsys.readouterr().err + "".join(str(warning.message) for warning in caught)
+    assert "plugin 'mixer': `stir` goes with 2.0: use `shake`" in said
+    plugins.pm.hook.stir()
+    assert called == ["stir"]
+
+
 def test_a_plugin_of_the_first_hook_version_does_all_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`data/plugins/first_version.py` was written for hooks 1.0 and is never changed."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "data" / "plugins"))
