@@ -73,13 +73,27 @@ def check_point(point: Point, backend: BackendInfo) -> Unsupported | None:
 
 @hookimpl(wrapper=True)
 def measuring(point: Point, resource: Resource | None, record: Record) -> Generator[None, Any, Any]:
-    """Whether a server on Neuron compiled anything under the load, its warm-up included."""
-    if resource is None or resource.spec.provider != "endpoint/vllm-neuron":
+    """Whether a server or a compiled model on Neuron compiled anything under the load, its warm-up included."""
+    provider = resource.spec.provider if resource is not None else ""
+    if resource is None or provider not in ("endpoint/vllm-neuron", "compiled_model/neuron"):
         return (yield)
-    from neuronbench_neuron.serving.hooks import watched
+    if provider == "compiled_model/neuron":
+        from neuronbench_neuron.compiled.hooks import watched
+    else:
+        from neuronbench_neuron.serving.hooks import watched
 
     with watched(resource, record):
         return (yield)
+
+
+@hookimpl
+def finish_record(record: Record) -> None:
+    """Strangers on the devices, sources that disagree about the host, rules that were set aside: marked."""
+    if record.point.backend not in TITLES:
+        return
+    from neuronbench_neuron.marks import mark
+
+    mark(record)
 
 
 @hookimpl

@@ -29,6 +29,8 @@ from neuronbench_neuron.hardware import GROUP_VARIABLES, VISIBLE_VARIABLES, Hard
 
 SHARED: Final = Path("/tmp/neuronbench-neuron-cores")
 """Lock files of a real host: one folder for all users of it."""
+STRANGER_WAIT_S: Final = 5.0
+POLL_S: Final = 0.25
 VISIBLE_DEVICES_SINCE: Final = Version("0.21")
 """The vLLM from which on Neuron's plugin takes NEURON_VISIBLE_DEVICES and refuses NEURON_RT_VISIBLE_CORES."""
 
@@ -104,16 +106,29 @@ class CoreLease:
         self.release()
 
 
-def take(cores: int | Sequence[int], *, host: Hardware, owner: str) -> CoreLease:
+def take(cores: int | Sequence[int], *, host: Hardware, owner: str, wait_s: float = STRANGER_WAIT_S) -> CoreLease:
     """Take so many cores, or these, for `owner` (a session and what it is for, in words for other people).
 
     A number takes neighbours: within one device where they fit, from the start of one where they do not. Only cores
     that this process may see are taken (`Hardware.visible`). Raises `ValueError` for what this host cannot have, and
-    `CoresBusy` for what is taken, with pid, command and purpose of who has it.
+    `CoresBusy` for what is taken, with pid, command and purpose of who has it. A process that holds no lock may be one
+    that is just ending: it is given `wait_s` to be gone.
     """
+    choices = _choices(cores, host)
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            return _take(cores, choices, host, owner)
+        except CoresBusy as error:
+            if not any(holder.stranger for holder in error.holders) or time.monotonic() > until:
+                raise
+        time.sleep(min(POLL_S, wait_s))
+
+
+def _take(cores: int | Sequence[int], choices: Sequence[tuple[int, ...]], host: Hardware, owner: str) -> CoreLease:
     foreign = strangers(host)
     busy: list[Holder] = []
-    for wanted in _choices(cores, host):
+    for wanted in choices:
         in_the_way = [holder for holder in foreign if set(holder.cores) & set(wanted)]
         locks = ExitStack()
         if not in_the_way:
@@ -222,7 +237,9 @@ def _open(path: Path) -> keylocks.Lock | None:
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):
-            path.parent.chmod(0o1777)  # others who use this host take cores here too
+            # Others who use this host take cores here too. No sticky bit: in folders that have it the kernel keeps
+            # users from opening each other's files (fs.protected_regular).
+            path.parent.chmod(0o777)
     try:
         lock = keylocks.take(path)
     except OSError as error:

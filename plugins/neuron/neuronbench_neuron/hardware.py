@@ -12,6 +12,7 @@ Sources are put in order, and where two contradict each other that is said inste
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -158,6 +159,12 @@ def look(
         contradictions=tuple(contradictions),
         venvs=tuple(sorted((root / "opt").glob("aws_neuronx_venv_*"), reverse=True)),
     )
+
+
+@functools.lru_cache(maxsize=4)
+def look_here(environ: tuple[tuple[str, str], ...]) -> Hardware:
+    """`look` at this very host, once for all three backends: tool and service take their time."""
+    return look(environ=dict(environ))
 
 
 def tool_environment(root: Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:

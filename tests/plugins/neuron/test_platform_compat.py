@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from neuronbench.catalog.architectures import architecture_of
 from neuronbench.catalog.instances import instance_of
@@ -187,6 +189,40 @@ def test_a_rule_that_is_set_aside_is_noted() -> None:
     assert compat.facts(one, environ=allow)["compat.set_aside"] == "vllm-neuron-0.5-on-v2 (NEURONBENCH_NEURON_ALLOW)"
     assert "compat.set_aside" not in compat.facts(use("trn2.3xlarge", packages=SDK_2_29), environ=allow)
     assert compat.refusal(one, environ={compat.ALLOW_VARIABLE: "heads-over-cores"}) is not None
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(-(10**30), 10**30), st.floats(), st.text(max_size=4), st.lists(st.integers()),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)  # fmt: skip
+NUMBERS = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "world_size", "logical_core_config",
+    "max_model_len", "max_num_seqs", "input_tokens", "sequence_length", "dtype", "kv_cache_dtype", "quantization",
+    "parameter_count", "method", "enable_prefix_caching", "block_size", "speculative_config", "context_buckets",
+    "seqs_buckets", "sdk",
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    purpose=st.sampled_from(["serve", "compile", "train"]),
+    instance=st.sampled_from(["inf2.xlarge", "trn1.32xlarge", "trn2.48xlarge"]),
+    model=st.dictionaries(st.sampled_from([*GPT_OSS, "text_config", "quantization_config"]), JUNK, max_size=6),
+    given_=st.dictionaries(st.sampled_from(NUMBERS), JUNK, max_size=6),
+    packages=st.dictionaries(st.sampled_from(["vllm", "vllm-neuron", "optimum-neuron"]), st.text(max_size=6)),
+)
+def test_whatever_is_asked_is_judged_and_breaks_nothing(
+    purpose: Any, instance: str, model: dict[str, Any], given_: dict[str, Any], packages: dict[str, str]
+) -> None:
+    known = instance_of(instance)
+    assert known is not None
+    one = compat.Use(
+        purpose=purpose, backend=known.family, instance_type=instance, core_version=known.core_version,
+        logical_cores=known.cores(), packages=packages, model={**LLAMA_8B, **model}, settings=given_,
+    )  # fmt: skip
+    verdict = compat.refusal(one, environ={})
+    assert verdict is None or "To do: " in verdict.reason
+    compat.facts(one, environ={})
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -201,7 +202,7 @@ def test_a_device_that_a_stranger_is_on_is_busy(tmp_path: Path) -> None:
         with cores.take(2, host=host, owner="me") as lease:
             assert lease.ids == (2, 3)
         with pytest.raises(cores.CoresBusy) as caught:
-            cores.take([1], host=host, owner="me")
+            cores.take([1], host=host, owner="me", wait_s=0)
         assert f"pid {stranger.pid} (python train.py --token=[redacted]) is on the device of cores 0-1" in str(
             caught.value
         )
@@ -210,6 +211,17 @@ def test_a_device_that_a_stranger_is_on_is_busy(tmp_path: Path) -> None:
         stranger.wait()
         with cores.take([0, 1], host=host, owner="me"):
             pass
+
+
+def test_a_stranger_that_is_just_ending_is_waited_for(tmp_path: Path) -> None:
+    with FakeBox("inf2.xlarge", tmp_path / "box") as box, subprocess.Popen(["sleep", "1"]) as ending:
+        host = host_of(box)
+        box.hold([0, 1], pid=ending.pid, command="server that was stopped", static=False)
+        reaper = threading.Thread(target=ending.wait)  # until somebody asks how it ended its id is not free
+        reaper.start()
+        with cores.take(2, host=host, owner="me", wait_s=60) as lease:
+            assert lease.ids == (0, 1)
+        reaper.join()
 
 
 def test_what_a_lease_holder_started_is_no_stranger(tmp_path: Path, others: list[Other]) -> None:
@@ -229,7 +241,7 @@ def test_a_tool_that_fails_meanwhile_leaves_what_was_known(tmp_path: Path) -> No
         host = host_of(box)
         box.neuron_ls("crash")
         with pytest.raises(cores.CoresBusy, match="pid 1"):
-            cores.take(1, host=host, owner="me")
+            cores.take(1, host=host, owner="me", wait_s=0)
 
 
 # -- what a program is told --------------------------------------------------------------------------------------------

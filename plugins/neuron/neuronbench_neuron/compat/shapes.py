@@ -18,6 +18,8 @@ BYTES: Final = {
 }  # fmt: skip
 MOE_TILE: Final = 128
 TRAINING_SEQUENCE: Final = 2048
+MOST_CORES: Final = 128
+"""Of an instance: how far to look for degrees of parallelism where its cores are not known."""
 
 
 def broken(use: Use) -> Iterator[Finding]:
@@ -81,7 +83,7 @@ def _heads(use: Use) -> Iterator[Finding]:
     tp = use.tensor_parallel_size
     heads, kv = use.of_model("num_attention_heads", "n_head"), use.of_model("num_key_value_heads")
     if heads and heads % tp:
-        fitting = [degree for degree in range(1, max(use.logical_cores, tp) + 1) if heads % degree == 0]
+        fitting = [degree for degree in range(1, (use.logical_cores or MOST_CORES) + 1) if heads % degree == 0]
         yield Finding(
             id="heads-over-cores",
             rule="attention heads divide evenly over the cores of tensor parallelism",

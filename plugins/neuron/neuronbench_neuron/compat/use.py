@@ -48,8 +48,9 @@ class Use:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def number(self, name: str, default: int = 0) -> int:
-        """A whole number among the settings."""
-        return whole(self.settings.get(name)) or default
+        """A whole number above 0 among the settings; `default` for anything else."""
+        number = whole(self.settings.get(name))
+        return number if number is not None and number > 0 else default
 
     def of_model(self, *names: str) -> int:
         """The first of these numbers that the model's configuration has, in its text part too; 0 when it has none."""
@@ -57,7 +58,7 @@ class Use:
         for part in (self.model, text if isinstance(text, Mapping) else {}):
             for name in names:
                 number = whole(part.get(name))
-                if number:
+                if number is not None and number > 0:
                     return number
         return 0
 

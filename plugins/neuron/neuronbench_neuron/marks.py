@@ -1,0 +1,35 @@
+"""What a record of a Neuron host must not keep to itself: strangers, sources that disagree, rules set aside."""
+
+from __future__ import annotations
+
+from neuronbench import Gate, Record
+
+
+def mark(record: Record) -> None:
+    """Add to an open record of a point: a gate when others were on the devices, notes on what is not certain."""
+    if record.kind != "point":
+        return
+    facts = record.environment.facts
+    processes = facts.get("neuron.processes_at_start")
+    if record.resource is not None and isinstance(processes, int) and not record.resource.facts.get("external"):
+        record.gate(
+            Gate(
+                id="device_shared",
+                passed=processes == 0,
+                observed=processes,
+                limit=0,
+                unit="processes",
+                severity="provisional",
+                message=""
+                if processes == 0
+                else "others were on the devices when the session began: their memory, "
+                "links and power are not this run's; end them and measure again",
+            )
+        )
+    contradictions = facts.get("neuron.contradictions")
+    if contradictions:
+        record.notes.append(f"sources disagree about this host: {contradictions}")
+    resource = record.resource.facts if record.resource is not None else {}
+    for name, text in (("compat.warning", "{}"), ("compat.set_aside", "rules were set aside: {}")):
+        if resource.get(name):
+            record.notes.append(text.format(resource[name]))
