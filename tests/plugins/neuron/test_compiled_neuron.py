@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from neuron_boxes import TINY, stacked
 from neuronbench_neuron import cores
 from neuronbench_neuron.backend import NeuronBackend
 from neuronbench_neuron.compiled import boot as neuron
+from neuronbench_neuron.compiled.hooks import watched
 from neuronbench_neuron.compiled.provider import NeuronCompiledProvider
 
 from neuronbench import BackendInfo, Point, ProviderInfo, config, measure_device, processes
@@ -133,6 +135,20 @@ def test_its_answers_are_those_of_the_reference_which_takes_no_core(rig: Rig, mo
     assert [holder.cores for holder in cores.holders(rig.backend.found)] == [(0,)]
 
 
+def test_a_compile_while_it_is_measured_marks_the_record(model: WorkerModel) -> None:
+    gates: list[Any] = []
+    record: Any = SimpleNamespace(gate=gates.append)
+    with watched(model, record):
+        model.latency(calls=3, warmup=1)
+    assert (gates[-1].id, gates[-1].passed, gates[-1].observed) == ("compiled_under_load", True, 0)
+    with watched(model, record):
+        module = model.compile_cache / "neuronxcc-2.26.6360.0+ab12" / "MODULE_1+d41d8cd9"  # type: ignore[attr-defined]
+        module.mkdir(parents=True)
+        (module / "model.hlo_module.pb").touch()
+    assert gates[-1].passed is False
+    assert "MODULE_1+d41d8cd9" in gates[-1].message
+
+
 def told_by_neuron_ls(box: FakeBox) -> Any:
     done = subprocess.run([box.bin / "neuron-ls", "-j"], capture_output=True, text=True, check=True, env=box.environ())
     return json.loads(done.stdout)
@@ -241,20 +257,26 @@ def test_a_generation_writes_its_caches_through_the_host_and_gives_the_reference
 
 
 @pytest.mark.parametrize(
-    ("env", "said", "compiled"),
+    ("env", "kind", "said", "compiled"),
     [
-        ({"NEURONBENCH_FAKE_COMPILE_ERROR": "70:[NCC_INLA001] Unhandled exception"}, "[NCC_INLA001]", True),
-        ({"NEURONBENCH_FAKE_COMPILE_ERROR": "-9:[F137] neuronx-cc was forcibly killed"}, "[F137]", True),
-        ({"NEURONBENCH_FAKE_UNSUPPORTED": "aten::tanh"}, "Unsupported operator: aten::tanh in model", False),
+        ({"NEURONBENCH_FAKE_COMPILE_ERROR": "70:[NCC_INLA001] Unhandled"}, "compiler_bug", "[NCC_INLA001]", True),
+        ({"NEURONBENCH_FAKE_COMPILE_ERROR": "-9:[F137] neuronx-cc forcibly killed"}, "host_oom", "[F137]", True),
+        (
+            {"NEURONBENCH_FAKE_UNSUPPORTED": "aten::tanh"},
+            "unsupported_operator",
+            "Unsupported operator: aten::tanh in model",
+            False,
+        ),
     ],
     ids=["internal error", "out of memory", "unsupported"],
 )
 def test_what_the_compiler_refuses_is_a_failure_with_its_line_and_no_core_is_kept(
-    rig: Rig, env: dict[str, str], said: str, compiled: bool
+    rig: Rig, env: dict[str, str], kind: str, said: str, compiled: bool
 ) -> None:
     with pytest.raises(BootError) as caught:
         rig.boot(worker_env=env)
     failure = caught.value.failure
+    assert failure.kind == kind
     assert said in failure.causal_line + failure.message
     assert failure.phase == "boot"
     logs = "".join(path.read_text() for path in (rig.folder / f"boot-{rig.boots}").glob("*-compiler.log"))
@@ -267,6 +289,7 @@ def test_what_the_compiler_refuses_is_a_failure_with_its_line_and_no_core_is_kep
 def test_what_the_runtime_refuses_is_said_in_its_words(rig: Rig) -> None:
     with pytest.raises((BootError, PointFailure)) as caught:
         rig.boot(worker_env={"NEURONBENCH_FAKE_EXEC_ERROR": "status=1003 message=Numerical Error"})
+    assert caught.value.failure.kind == "numerical_error"
     assert "status=1003" in caught.value.failure.causal_line + caught.value.failure.message
     assert cores.holders(rig.backend.found) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from neuronbench import Backend, Stack, artifacts, compiled
 from neuronbench.catalog.accelerators import accelerator_of
@@ -29,8 +29,17 @@ call is faster."""
 VERSIONS: Final = ("neuronx-cc", "torch-neuronx", "torch", "torch-xla", "libneuronxla", "transformers", "python")
 
 
+class NeuronModel(WorkerModel):
+    """A traced model on cores of its own."""
+
+    compile_cache: Path | None = None
+    """Where its workers would keep what they compile: nothing, once it is loaded."""
+
+
 class NeuronCompiledBoot(CompiledBoot):
     """One boot. Cores are taken before anything starts and given back when the model has stopped."""
+
+    model_class: ClassVar[type[WorkerModel]] = NeuronModel
 
     def __init__(self, spec: ResourceSpec, context: Any) -> None:
         super().__init__(spec, context)
@@ -111,6 +120,8 @@ class NeuronCompiledBoot(CompiledBoot):
 
     def ready(self, model: WorkerModel, worker: Worker) -> None:
         given, made = self.given, self.facts["artifact"]
+        if isinstance(model, NeuronModel):
+            model.compile_cache = self.compile_cache
         neffs = {name: told["neff"] for name, told in made["parts_made"].items()}
         known = [told["bytes"] for told in neffs.values() if told]
         self.metrics.append(metric("executable_size", sum(known) if known else None, n=len(known)))
@@ -129,6 +140,11 @@ class NeuronCompiledBoot(CompiledBoot):
             lease.release()
 
     # -- parts
+
+    @property
+    def compile_cache(self) -> Path:
+        """Of the workers: it begins empty and goes with them."""
+        return self.scratch / "neuron-compile-cache"
 
     def _told(self) -> dict[str, Json]:
         what, to = flags.auto_cast(self.given)
@@ -169,7 +185,7 @@ class NeuronCompiledBoot(CompiledBoot):
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             base[name] = str(given["threads"])
         # A compile that is called cold is cold: nothing of another run is at hand.
-        base.update(TMPDIR=str(self.scratch), NEURON_COMPILE_CACHE_URL=str(self.scratch / "neuron-compile-cache"))
+        base.update(TMPDIR=str(self.scratch), NEURON_COMPILE_CACHE_URL=str(self.compile_cache))
         base.pop("NEURON_CC_FLAGS", None)  # arguments come from the point alone
         if lease is not None:
             base = lease.environ(base)

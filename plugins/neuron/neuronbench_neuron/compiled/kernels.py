@@ -14,7 +14,7 @@ Parameters of a point with `family` = `nki`:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 from neuronbench import Stack, artifacts
 from neuronbench.definitions import metric
@@ -72,7 +72,7 @@ class KernelModel(WorkerModel):
 class KernelBoot(NeuronCompiledBoot):
     """One boot of a kernel: there are no weights, and the simulator comes before the device."""
 
-    model_class = KernelModel
+    model_class: ClassVar[type[WorkerModel]] = KernelModel
 
     def title(self) -> str:
         given = self.given
