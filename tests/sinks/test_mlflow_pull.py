@@ -110,6 +110,37 @@ def test_pull_says_what_is_wrong(settings: Settings, tmp_path: Path) -> None:
         pull(settings, Selection(), source="http://127.0.0.1:9")
 
 
+def test_pulled_receipts_are_listed_compared_and_reported(
+    settings: Settings, store: ReceiptStore, tmp_path: Path
+) -> None:
+    sessions = []
+    for base in (50.0, 80.0):
+        session = store.begin_session(settings)
+        for repeat in (1, 2, 3):
+            made = synthetic.record(session, repeat=repeat, ttft=base + repeat)
+            synthetic.put(store, made, table=synthetic.requests(20))
+        skipped = synthetic.record(session, point=synthetic.point(concurrency=32))
+        skipped.reason = "not enough memory"
+        synthetic.put(store, skipped, Outcome.SKIPPED)
+        store.end_session(session, 0)
+        sessions.append(session)
+    assert push(replace(settings, traces=0)).ok
+    away, there = away_from(settings, tmp_path)
+    assert len(pull(away, Selection(sessions=sessions)).fetched) == 8
+    assert [tree(there, session) for session in sessions] == [tree(store, session) for session in sessions]
+    (away.root / "neuronbench.toml").write_text("")
+    run, app = CliRunner().invoke, build(Plugins())
+    listed = run(app, ["--root", str(away.root), "list", "--json"])
+    assert [row["outcomes"] for row in json.loads(listed.stdout)] == [{"ok": 3, "skipped": 1}] * 2
+    assert [row["exit_status"] for row in json.loads(listed.stdout)] == [0, 0]  # of session.json
+    compared = run(app, ["--root", str(away.root), "compare", *sessions, "--format", "json"])
+    assert '"regressed"' in compared.stdout, compared.stderr
+    reported = run(app, ["--root", str(away.root), "report", sessions[1], "--format", "markdown", "--out", "-"])
+    assert reported.exit_code == 0, reported.exception
+    assert "82" in reported.stdout
+    assert "not enough memory" in reported.stdout
+
+
 # -- folders -----------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -270,12 +269,6 @@ def test_what_was_pushed_is_pulled_elsewhere_to_the_last_byte(
     again = pull(here, Selection(sessions=sessions))
     assert (again.fetched, len(again.kept), again.ok) == ([], 10, True)
     assert push(here) == type(push(here))()  # and they are known to be there
-    listed = command(away, "list", "--json", env=environ(team))
-    outcomes = [row["outcomes"] for row in json.loads(listed.stdout)]
-    assert outcomes == [{"ok": 2, "error": 1, "skipped": 1}] * 2, listed.stderr
-    compared = command(away, "compare", *sessions, "--format", "json", env=environ(team))
-    assert compared.returncode == 0, compared.stderr
-    assert "ttft_p50_ms" in compared.stdout
 
 
 def test_a_receipt_that_is_another_here_is_refused(
