@@ -22,7 +22,7 @@ from synthetic_receipts import requests
 from neuronbench.catalog import published
 from neuronbench.catalog.instances import prices
 from neuronbench.definitions import metric
-from neuronbench.model import Gate, Outcome, Provenance
+from neuronbench.model import Failure, Gate, Outcome, Provenance
 from neuronbench.report.page import build, costs, curves, frontier, html, lanes, markdown, roofline, samples
 from neuronbench.report.page.figure import Cell, Document, Figure, Section, Table, Text
 from neuronbench.report.requests import requests_of
@@ -163,6 +163,14 @@ def test_failures_stand_by_class_with_their_causal_line_and_log(document: Docume
     assert remedy.text.startswith("smaller")
     assert receipt.href.endswith("record.json")
     assert column(table(blocks, "Not measured"), "outcome") == ["skipped"]
+
+
+def test_a_failure_that_was_simulated_says_so(project: Project) -> None:
+    error = Failure(kind="device_lost", phase="window", message="gone")
+    project.put(point(concurrency=4), outcome=Outcome.ERROR, error=error, provenance=Provenance.SIMULATED)
+    ((kind, *_),) = table(section(build.document(project.content()), "failures").blocks, "1 failure").rows
+    assert isinstance(kind, Cell)
+    assert (kind.text, kind.marks) == ("device_lost", ["simulated"])
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -107,8 +107,8 @@ def _table(title: str, standing: Standing, rows: Sequence[Row], content: Content
     omitted = len(rows) - len(shown)
     if omitted:
         notes.append(
-            f"{omitted} more points are not in this table, which holds {ROWS} at most: name fewer, such as "
-            f"'{content.label}@lane={lane}' or '{content.label}@backend={rows[0].point.backend}'"
+            f"{omitted} more points are not in this table, which holds {ROWS} at most: name a part of them, such as "
+            f"'{content.label}@{_narrower(rows[-1], lane)}'"
         )
     return Table(
         title=title,
@@ -120,6 +120,12 @@ def _table(title: str, standing: Standing, rows: Sequence[Row], content: Content
         marks=[standing.value] if standing is not Standing.VALID else [],
         folded=standing is Standing.INVALID,
     )
+
+
+def _narrower(row: Row, lane: str) -> str:
+    """What could be added to a selector to see a row that had no room."""
+    axis = next(iter(row.point.axes), "")
+    return f"{axis}={text_of(row.point.params.get(axis))}" if axis else f"lane={lane}"
 
 
 def _heading(rows: Sequence[Row], key: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from neuronbench.compare.reading import Reading
-from neuronbench.model import Json, Record
+from neuronbench.model import Json, Provenance, Record
 from neuronbench.report.page.figure import Cell, Table, Text
 from neuronbench.report.page.gather import Content
 from neuronbench.report.page.rows import Row, Standing, text_of
@@ -60,7 +60,7 @@ def _failure_tables(
             log = content.source.link(first, error.log)
         rows.append(
             [
-                Cell(text=error.kind if error else first.outcome.value, tone="bad"),
+                Cell(text=error.kind if error else first.outcome.value, tone="bad", marks=_marks(group)),
                 error.phase if error else "–",
                 Cell(text=str(len(group)), sort=float(len(group))),
                 Cell(text=" ".join(line.split())[:LINE], href=log, title="its log" if log else "", tone="bad"),
@@ -82,6 +82,12 @@ def _failure_tables(
             omitted=max(0, len(ranked) - GROUPS),
         )
     ]
+
+
+def _marks(group: Sequence[Reading]) -> list[str]:
+    """Whose failures they are, where they are not of this hardware, here."""
+    words = dict.fromkeys(reading.provenance for reading in group)
+    return [word.value for word in words if word is not Provenance.MEASURED]
 
 
 def _receipts(group: Sequence[Reading], content: Content) -> Cell:

@@ -201,10 +201,10 @@ def roofline(content: Content) -> list[Figure | Table | Text]:
             missing[over] = missing.get(over, 0) + 1
         placed.append((row, record, where, None if isinstance(over, str) else over))
     told = [f"{why} ({count} points)" for why, count in missing.items()]
-    if not placed:
-        return [Text(lines=["No point can be placed under a roof.", *told], bullet=False)]
     if looked < len(fit):
         told.append(f"Of {len(fit)} points the first {looked} were looked at.")
+    if not placed:
+        return [Text(lines=["No point can be placed under a roof.", *told])]
     figure = _figure(placed, content, told)
     return [*([figure] if figure else []), _table(placed, content, told)]
 
