@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from neuronbench_neuron.backend import NeuronBackend
 from neuronbench_neuron.training import provider as trainers
+from neuronbench_neuron.training import rules
 from training_boxes import furnish
 
 from neuronbench import BackendInfo, ProviderInfo, config
@@ -19,6 +21,10 @@ from neuronbench.testing.neuron import FakeBox
 TINY: Mapping[str, Json] = {
     "model_type": "qwen3", "vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 8192,
+}  # fmt: skip
+LARGE: Mapping[str, Json] = {  # the sizes of Llama 3.1 8B
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
 }  # fmt: skip
 BASE: Mapping[str, Json] = {
     "method": "lora_sft", "steps": 4, "architecture": TINY, "weights": "seeded", "sequence_length": 64,
@@ -81,6 +87,11 @@ def test_a_job_that_can_run_is_not_refused(host: Host) -> None:
         ("optimum-neuron", {"sequence_length": 3000}, "multiples of 2048"),
         ("optimum-neuron", {"lane": "checkpoint"}, "refuses resume_from_checkpoint"),
         ("optimum-neuron", {"architecture": {**TINY, "model_type": "mistral"}}, "model-type-not-for-training"),
+        (
+            "optimum-neuron",
+            {"architecture": LARGE},
+            "a core has 16.0 GiB; expected at least",
+        ),
         ("nxd", {}, "take trainer_provider = 'optimum-neuron' for adapters"),
         ("nxd", {"method": "full_sft", "pipeline_parallel_size": 2, "world_size": 2}, "found more than 1"),
         ("nxd", {"method": "full_sft", "tensor_parallel_size": 4, "world_size": 4}, "expected a divisor of 2"),
@@ -117,6 +128,24 @@ def test_ranks_share_a_model_as_far_as_its_heads_allow(host: Host) -> None:
     assert spec.cores == 2
     assert host.spec(world_size=8).settings["tensor_parallel_size"] == 2  # two heads of keys and values
     assert host.spec(world_size=2, tensor_parallel_size=1).settings["tensor_parallel_size"] == 1
+
+
+def test_a_model_that_two_cores_hold_is_not_refused_on_two(host: Host) -> None:
+    large = {"architecture": LARGE, "dtype": "bfloat16", "sequence_length": 2048}
+    assert host.refusal(**large, world_size=2) == ""
+    assert "gradients and state" in host.refusal(**large, world_size=2, method="full_sft")
+
+
+def test_parameters_by_a_configuration_are_those_of_the_model() -> None:
+    assert rules.parameters_of(LARGE) == 8_029_995_008  # and 266,240 of norms
+    assert rules.parameters_of({**LARGE, "tie_word_embeddings": True}) == 8_029_995_008 - 128256 * 4096
+    assert rules.parameters_of({"hidden_size": 3}) is None
+
+
+def test_a_local_model_is_looked_at_before_anything_boots(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LARGE, "model_type": "mistral"}), encoding="utf-8")
+    own = {"model": str(tmp_path), "architecture": None, "weights": None, "world_size": 2, "dtype": "bfloat16"}
+    assert "model-type-not-for-training" in host.refusal(**own)
 
 
 def test_compiler_flags_are_part_of_what_is_compared(host: Host) -> None:

@@ -28,12 +28,13 @@ Parameters of a point: the fields of `neuronbench.training.TrainJob` (see `neuro
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from neuronbench import Backend, Record, Stack, Unsupported
+from neuronbench import Backend, Record, Stack, Unsupported, models
 from neuronbench.catalog.accelerators import accelerator_of
 from neuronbench.compiled import seeded_architecture
 from neuronbench.model import Failure, FrozenMap, Json, Point, ResourceSpec
@@ -104,7 +105,26 @@ class NeuronTrainerProvider(TrainerProvider):
         if job.method not in self.METHODS:
             return rules.no_method(self.info.name, job.method, self.METHODS)
         wrong = one_of("dtype", job.dtype, DTYPES, " on Neuron") or one_of("optimizer", job.optimizer, OPTIMIZERS)
-        return wrong or _wrong_sequence(job, backend) or self.wrong_here(job, point)
+        return (
+            wrong
+            or _wrong_sequence(job, backend)
+            or self.wrong_here(job, point)
+            or self._too_large(job, backend, settings, point)
+        )
+
+    def _too_large(self, job: TrainJob, backend: Backend, settings: Settings, point: Point) -> str:
+        given = self.more(job, point)
+        ranks = int(given["tensor_parallel_size"]) * int(given["pipeline_parallel_size"])
+        copies = job.world_size // ranks if given["zero_1"] else 1
+        parameters = rules.parameters_of(_config(job))
+        if parameters is None and job.model:
+            parameters = models.metadata(job.model, settings).parameter_count
+        memory = [
+            device.memory_bytes / device.cores
+            for device in _host(backend).devices
+            if device.memory_bytes is not None and device.cores
+        ]
+        return rules.too_large(job, parameters, ranks, copies, min(memory, default=None))
 
     def wrong_here(self, job: TrainJob, point: Point) -> str:
         """What this library cannot do; empty when it can."""
@@ -302,6 +322,12 @@ def _config(job: TrainJob) -> Mapping[str, Json]:
 def _config_of(given: FrozenMap) -> Mapping[str, Json]:
     """The model's configuration where it is known without fetching anything; empty otherwise."""
     architecture, _ = seeded_architecture(given)
+    path = Path(str(given["model"] or ""), "config.json")
+    if architecture is None and path.is_absolute() and path.is_file():
+        try:
+            architecture = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            return {}  # whoever loads it says what is wrong with it
     return architecture or {}
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from neuronbench.model import FrozenMap, Point
+from neuronbench.model import FrozenMap, Json, Point
 from neuronbench.training import TrainJob
 from neuronbench.training.job import PREFERENCE
 
@@ -45,6 +47,44 @@ def wrong_version(library: str, version: str) -> str:
     return (
         f"{library}: the trainer is written to versions from {first} to below {after}, found {version}; "
         f"pin {library}>={first},<{after} in the environment of --nb-stack train=PATH"
+    )
+
+
+def parameters_of(config: Mapping[str, Json]) -> int | None:
+    """Of a decoder with a gated feed-forward part, by its configuration, norms left out; None where a size is not
+    there."""
+    wide, layers, inner = (config.get(name) for name in ("hidden_size", "num_hidden_layers", "intermediate_size"))
+    heads, vocabulary = config.get("num_attention_heads"), config.get("vocab_size")
+    if not (wide and layers and inner and heads and vocabulary):
+        return None
+    size = config.get("head_dim") or wide // heads
+    shared = config.get("num_key_value_heads") or heads
+    attention = wide * size * (2 * heads + 2 * shared)
+    embeddings = vocabulary * wide * (1 if config.get("tie_word_embeddings") else 2)
+    return int(layers * (attention + 3 * wide * inner) + embeddings)
+
+
+def too_large(job: TrainJob, parameters: int | None, ranks: int, copies: int, core_bytes: float | None) -> str:
+    """Whether what a run cannot do without is more than a core has; empty where it fits, or is not known.
+
+    `ranks` share a copy of the model, `copies` share the optimizer's state. Weights always; where all of them are
+    trained a gradient each, and eight bytes of state for AdamW. Activations come to that: what fits here may still
+    fail.
+    """
+    if parameters is None or core_bytes is None:
+        return ""
+    size = {"float32": 4, "bfloat16": 2}.get(job.dtype, 2)
+    each = float(size)
+    if job.adapter is None:
+        each += size + (8 / copies if job.optimizer == "adamw" else 0)
+    needed = parameters * each / ranks
+    if needed <= core_bytes:
+        return ""
+    fitting = math.ceil(parameters * each / core_bytes)
+    return (
+        f"world_size: weights{'' if job.adapter is not None else ', gradients and state'} of {parameters / 1e9:.3g}e9 "
+        f"parameters in {job.dtype} take {needed / 2**30:.1f} GiB of each of {ranks} cores that share a model, a core "
+        f"has {core_bytes / 2**30:.1f} GiB; expected at least {fitting} (world_size and tensor_parallel_size)"
     )
 
 
