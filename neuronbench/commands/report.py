@@ -141,6 +141,7 @@ def _content(here: host.Host, selector: str, side: Side, path: Path) -> Content:
 
     import neuronbench
     from neuronbench.receipts.sessions import utc_now
+    from neuronbench.redaction import redact_argv
     from neuronbench.report.page.gather import Content, Source
     from neuronbench.report.page.rows import rows_of
 
@@ -152,7 +153,7 @@ def _content(here: host.Host, selector: str, side: Side, path: Path) -> Content:
         source=Source(store=here.store, base=path.absolute().parent),
         headline=lambda name: lanes[name].headline if name in lanes else (),
         titles=lambda name: lanes[name].title if name in lanes else "",
-        command=shlex.join(["neuronbench", *sys.argv[1:]]),
+        command=shlex.join(["neuronbench", *redact_argv(sys.argv[1:])]),
         created=utc_now(),
         version=neuronbench.__version__,
     )
