@@ -94,10 +94,13 @@ class Worker:
         deadline_s: float,
         phase: str = "boot",
         progress: Progress | None = None,
+        wait: bool = True,
     ) -> Worker:
         """Start the process, hear its hello, pin it, and have it load its handler.
 
-        `folder` gets `<name>.log`, and side files while they travel. Raises `PointFailure`; nothing runs then.
+        Without `wait` it is at work on that when this returns, and `finish` has the answer: several workers import what
+        they need at the same time. `folder` gets `<name>.log`, and side files while they travel. Raises `PointFailure`;
+        nothing runs then.
         """
         until = time.monotonic() + deadline_s
         log = folder / f"{name}.log"
@@ -117,7 +120,9 @@ class Worker:
             if launch.cores is not None:
                 worker.call("pin", {"cores": list(launch.cores)}, deadline_s=until - time.monotonic(), phase=phase)
             what = {"folder": str(launch.handlers), "module": launch.module, "arguments": dict(launch.arguments)}
-            worker.call("use", what, deadline_s=until - time.monotonic(), phase=phase, progress=progress)
+            worker.begin("use", what, phase=phase)
+            if wait:
+                worker.finish(deadline_s=until - time.monotonic(), phase=phase, progress=progress)
         except BaseException:
             worker.stop()
             raise

@@ -35,6 +35,8 @@ RAMP_S: Final = 0.25
 ESCAPE_DOUBT: Final = 0.25
 """Share of a short loop's wall that no timer saw, from which on calls are counted out to a worker: a device that takes
 calls without doing them would go on for hours."""
+AT_ONCE: Final = 16
+"""Copies that are started at the same time: what they import comes from one disk and one host's memory."""
 CAPACITY: Final = 20_000_000
 """Room for as many calls is made beforehand at most."""
 SLACK_S: Final = 60.0
@@ -324,7 +326,8 @@ class WorkerModel:
         if not 1 <= count <= self.max_workers:
             raise ValueError(f"workers: expected 1 to {self.max_workers} (model copies that fit), found {count}")
         while len(self._workers) < count:
-            self._workers.append(start_copy(self._plan, len(self._workers))[0])
+            first = len(self._workers)
+            self._workers += start_copies(self._plan, range(first, min(first + AT_ONCE, count)))
         return count
 
     # -- parts --------------------------------------------------------------------------------------------------------
@@ -378,6 +381,29 @@ def start_copy(plan: Plan, index: int, progress: Progress | None = None) -> tupl
     except BaseException:
         worker.stop()
         raise
+
+
+def start_copies(plan: Plan, indices: Sequence[int]) -> list[Worker]:
+    """Start these copies and load the model in them, all at the same time. Raises `PointFailure`; none runs then."""
+    workers: list[Worker] = []
+    try:
+        for index in indices:
+            workers.append(
+                Worker.start(
+                    plan.launch(index), name=f"{plan.name}-{index}", folder=plan.folder, spawn=plan.spawn,
+                    deadline_s=plan.load_deadline_s, phase="warmup", wait=False,
+                )
+            )  # fmt: skip
+        for worker in workers:
+            worker.finish(deadline_s=plan.load_deadline_s, phase="warmup")
+            worker.begin("load", plan.load, phase="boot")
+        for worker in workers:
+            worker.finish(deadline_s=plan.load_deadline_s, phase="boot")
+    except BaseException:
+        for worker in workers:
+            worker.stop()
+        raise
+    return workers
 
 
 def said_in(model: Any, since: Mapping[Path, int]) -> dict[str, str]:

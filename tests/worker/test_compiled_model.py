@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
+from neuronbench import processes
 from neuronbench.protocols import CompiledModel, InputSpec, PointFailure
+from neuronbench.testing.toy_model import launch
 from neuronbench.worker import batches
+from neuronbench.worker.compiled import Plan, start_copies
 
 
 def test_it_is_what_the_protocol_promises(toy) -> None:
@@ -160,3 +165,54 @@ def test_batches_are_the_same_for_a_seed_and_padded_as_told() -> None:
 def test_lengths_that_do_not_fit_are_refused(lengths) -> None:
     with pytest.raises(ValueError, match="lengths: expected 3 from 1 to 6"):
         batches.make(SPECS, 1, lengths)
+
+
+MEETING = """
+import os, time
+
+
+class Handler:
+    synchronize = None
+
+    def __init__(self, progress):
+        pass
+
+    def load(self, folder, wanted):
+        open(os.path.join(folder, str(os.getpid())), "w").close()
+        until = time.monotonic() + 30
+        while len(os.listdir(folder)) < wanted:
+            if time.monotonic() > until:
+                raise RuntimeError("the others did not come")
+            time.sleep(0.01)
+        if wanted > 2:
+            raise RuntimeError("this one cannot be loaded")
+        return {"inputs": [], "outputs": [], "seconds": 0.0}
+"""
+
+
+@pytest.mark.parametrize("wanted", [2, 3])
+def test_further_copies_are_loaded_at_the_same_time_or_none_of_them_runs(tmp_path: Path, wanted: int) -> None:
+    handlers, meeting = tmp_path / "handlers", tmp_path / "meeting"
+    for folder in (handlers, meeting):
+        folder.mkdir()
+    (handlers / "meeting.py").write_text(MEETING)
+    start = launch(handlers=handlers, module="meeting", arguments={})
+    started: list[Any] = []
+
+    def spawn(*args: Any, **kwargs: Any) -> Any:
+        started.append(processes.spawn(*args, pid_dir=tmp_path / "pids", **kwargs))
+        return started[-1]
+
+    plan = Plan(
+        launch=lambda index: start, load={"folder": str(meeting), "wanted": wanted}, reference=start, folder=tmp_path,
+        spawn=spawn, name="copies", call_deadline_s=60.0, load_deadline_s=60.0,
+    )  # fmt: skip
+    if wanted == 2:
+        workers = start_copies(plan, range(1, 3))
+        assert [worker.alive() for worker in workers] == [True, True]
+        for worker in workers:
+            worker.stop()
+    else:
+        with pytest.raises(PointFailure, match="this one cannot be loaded"):
+            start_copies(plan, range(1, 4))
+    assert not any(process.alive() for process in started)
