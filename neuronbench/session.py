@@ -426,7 +426,8 @@ class Session:
     # -- end ----------------------------------------------------------------------------------------------------------
 
     def close(self, status: int) -> None:
-        """Stop every resource, finish the sinks, close the session's manifest. Always runs to the end; idempotent."""
+        """Stop every resource, close the session's manifest, finish the sinks, which send it on. Always runs to the end;
+        idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -435,16 +436,16 @@ class Session:
                 for error in self._pool.close():
                     warn(f"a resource did not stop: {error}")
         finally:
-            for sink in self._sinks or []:
-                try:
-                    sink.close()
-                except Exception as error:
-                    warn(f"sink {sink.name!r} failed to close: {error}")
             if self._id:
                 try:
                     self.store.end_session(self._id, status)
                 except Exception as error:  # a full disk must not cost the summary
                     warn(f"the manifest of {self._id} cannot be closed: {error}")
+            for sink in self._sinks or []:
+                try:
+                    sink.close()
+                except Exception as error:
+                    warn(f"sink {sink.name!r} failed to close: {error}")
             self.plugins.session_finished(self, status)
 
 
