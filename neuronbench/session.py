@@ -426,8 +426,7 @@ class Session:
     # -- end ----------------------------------------------------------------------------------------------------------
 
     def close(self, status: int) -> None:
-        """Stop every resource, close the session's manifest, finish the sinks, which send it on. Always runs to the end;
-        idempotent."""
+        """Stop every resource, close the manifest, finish the sinks (they send it on). Runs to the end; idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -17,6 +17,7 @@ from neuronbench.config import Settings
 from neuronbench.model import Outcome, Record
 from neuronbench.plugins import Plugins
 from neuronbench.receipts import Receipt, ReceiptStore
+from neuronbench.session import Session
 from neuronbench.sinks.contents import FileFact, RestoreError, contents, restore
 from neuronbench.sinks.mlflow import MlflowSink, artifacts, inputs, push
 from neuronbench.sinks.mlflow.pull import Selection, pull, pull_folder
@@ -139,6 +140,22 @@ def test_pulled_receipts_are_listed_compared_and_reported(
     assert reported.exit_code == 0, reported.exception
     assert "82" in reported.stdout
     assert "not enough memory" in reported.stdout
+
+
+def test_a_session_that_ran_sends_its_closed_manifest_and_its_status(
+    settings: Settings, reader: Callable[..., Reader], tmp_path: Path
+) -> None:
+    ran = Session(settings, Plugins())
+    opened = ran.open_record(synthetic.point())
+    opened.record.environment = synthetic.record("s").environment
+    ran.commit(opened, Outcome.FAILED)
+    ran.close(1)
+    mlflow = reader(settings.mlflow_uri)
+    (parent,) = mlflow.runs(nb_kind="session")
+    assert parent.info.status == "FAILED"
+    sent = mlflow.download(parent, "session.json", tmp_path / "d").read_bytes()
+    assert json.loads(sent)["exit_status"] == 1
+    assert sent == (settings.receipts_dir / ran.id / "session.json").read_bytes()
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------
