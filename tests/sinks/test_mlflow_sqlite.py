@@ -312,7 +312,7 @@ def test_a_run_that_was_begun_by_a_killed_process_is_finished_not_doubled(
 ) -> None:
     path = synthetic.put(store, synthetic.record(session), table=synthetic.requests(40))
     command = [sys.executable, "-c", KILLED, str(settings.root), str(path), where]
-    done = subprocess.run(command, env={**os.environ, **PATHS}, capture_output=True, timeout=60)
+    done = subprocess.run(command, env={**os.environ, **PATHS}, capture_output=True, timeout=240)
     assert done.returncode == -signal.SIGKILL, done.stderr
     mlflow = reader(settings.mlflow_uri)
     (begun,) = mlflow.runs(nb_kind="point")
@@ -360,7 +360,7 @@ def test_two_pushers_at_once_make_one_set_of_runs(
     ]
     delivered = 0
     for child in children:
-        out, err = child.communicate(timeout=90)
+        out, err = child.communicate(timeout=240)
         assert child.returncode == 0, err.decode()
         delivered += int(out.split()[0])
     assert delivered == 8
@@ -400,7 +400,7 @@ def test_a_lost_database_is_made_again_from_the_receipts(
     store.end_session(session, 0)
     settings.database.unlink()
     command = [sys.executable, "-c", PUSHER, str(settings.root)]  # in this process MLflow still holds the old file
-    done = subprocess.run(command, env={**os.environ, **PATHS}, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, env={**os.environ, **PATHS}, capture_output=True, text=True, timeout=240)
     assert done.stdout == "1 0\n", done.stderr
     os.replace(settings.database, settings.root / "again.db")
     settings = replace(settings, tracking_uri=f"sqlite:///{settings.root / 'again.db'}")
