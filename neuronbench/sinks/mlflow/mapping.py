@@ -23,6 +23,7 @@ _COMMON_STATS: Final = ("", "p50", "p90", "p95", "p99", "mean", "p99_all", "p99_
 _ENV_FIRST: Final = (
     r"backend\.name", r"backend\.(instance_type|driver|sdk|runtime|cores)", r"neuron\..*",
     r"stack\.(vllm.*|torch|torch-neuronx|transformers|optimum-neuron|neuronx-cc|neuronx-distributed|peft|trl|python)",
+    r"backend\.(region|simulated|price_(usd_per_hour|kind|region|date))",
     r"git\.(commit|branch|dirty)", r"host\.(cpu_model|cores|memory_gib|kernel|arch|container|governor)",
     r"harness\.(neuronbench|python)", r"stack\..*", r"env\..*", r"host\..*", r"backend\..*",
 )  # fmt: skip
