@@ -199,7 +199,9 @@ def test_python_files_say_what_they_are() -> None:
 
 def test_ci_runs_exactly_the_test_command() -> None:
     lines = [line for line in (ROOT / ".ci" / "run").read_text("utf-8").splitlines() if line and line[0] != "#"]
-    assert lines == ["set -euo pipefail", 'cd "$(dirname "${BASH_SOURCE[0]}")/.."', "exec make test"]
+    assert lines[:2] == ["set -euo pipefail", 'cd "$(dirname "${BASH_SOURCE[0]}")/.."']
+    assert lines[-1] == "exec make test"  # what stands between makes tests run that are skipped elsewhere
+    assert not any("pytest" in line or "TEST_ARGS" in line for line in lines)
     assert "make test" in (ROOT / "README.md").read_text("utf-8")
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 

@@ -289,4 +289,7 @@ def test_specs_are_equal_for_equal_parameters_and_hold_their_cores(rig: Rig) -> 
     assert rig.spec().cores == 2
     assert rig.spec(tensor_parallel=1).cores == 1
     assert rig.spec(tensor_parallel=1, cores=2).cores == 2
+    assert rig.spec(tensor_parallel=1, engine_args={"data-parallel-size": 2}).cores == 2
+    assert rig.spec(engine_args="x").cores == 1
+    assert "engine_args: expected a table" in rig.refused(engine_args="x")
     assert json.loads(json.dumps(rig.spec().settings.to_json()))["buckets"] == {}

@@ -11,7 +11,7 @@ Parameters of a point that are this provider's business (others are ignored):
 | `max_num_seqs` | the generation's | requests the engine works on at once: the compiled batch |
 | `prefix_caching` | false | off, because a second repeat sends the same prompts and would find them all cached |
 | `tensor_parallel` | cores of a device | cores that one copy of the model is spread over |
-| `cores` | `tensor_parallel` | cores that are leased for the server |
+| `cores` | one a rank | cores that are leased for the server |
 | `buckets` | {} | compiled sizes: `prefill` (prompt tokens), `decode` (sequences), `context` (tokens looked back at) |
 | `neuron_config` | {} | more keys for Neuron, in the generation's own names; unknown ones are refused |
 | `unchecked_keys` | [] | keys of `neuron_config` to pass on although nobody here knows them |
@@ -54,6 +54,7 @@ from neuronbench_neuron.serving.settings import (
     edges_of,
     most_tokens,
     prompt_refused,
+    ranks,
     refused,
     tensor_parallel,
     wrong,
@@ -77,7 +78,8 @@ class NeuronServingProvider:
         made = vllm.spec(point, backend, self.info, DEFAULTS)
         copies, asked = made.settings["tensor_parallel"], made.settings["cores"]
         whole = all(one is None or (isinstance(one, int) and one > 0) for one in (copies, asked))
-        held = (asked or tensor_parallel(made.settings, backend.info.name)) if whole else 1
+        whole = whole and isinstance(made.settings["engine_args"], Mapping)
+        held = (asked or ranks(made.settings, backend.info.name)) if whole else 1
         return ResourceSpec(
             kind=made.kind, backend=made.backend, provider=made.provider, settings=made.settings, cores=held
         )

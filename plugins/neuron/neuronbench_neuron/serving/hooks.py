@@ -30,14 +30,12 @@ def watched(resource: Resource, record: Record) -> Iterator[None]:
     A single window has a gate of its own for what happened inside it; where a record has many loads (a search for a
     rate) this is the one that marks it.
     """
-    if not isinstance(resource, NeuronServer):
+    if not isinstance(resource, NeuronServer) or not resource.caches.hold_something():
         yield
         return
     before = resource.caches.look()
     yield
     happened = resource.caches.since(before)
-    if not happened:
-        return
     compiled = sum(delta.compiles for delta in happened)
     record.gate(
         Gate(

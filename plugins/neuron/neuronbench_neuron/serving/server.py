@@ -57,11 +57,12 @@ class NeuronServer:
 
     def samplers(self) -> Sequence[SamplerSpec]:
         """What counts compiles while a window is open."""
+        folders = self.caches.options() if self.caches.hold_something() else {}
         return [
             SamplerSpec(
                 name=watch.NAME,
                 target="neuronbench_neuron.serving.watch:CompileWatch",
-                options={**self.caches.options(), "log": str(self.logs[0]) if self.logs else None},
+                options={**folders, "log": str(self.logs[0]) if self.logs else None},
                 period_s=watch.PERIOD_S,
             )
         ]
@@ -85,6 +86,10 @@ class Caches:
     def since(self, before: Sequence[Snapshot]) -> list[Delta]:
         """What happened in them since an earlier look."""
         return [then.delta(now) for then, now in zip(before, self.look(), strict=True)]
+
+    def hold_something(self) -> bool:
+        """Whether they are where this server keeps what it compiled: a ready one has compiled or loaded something."""
+        return any(cache.modules for cache in self.look())
 
     def options(self) -> dict[str, Json]:
         return {

@@ -45,6 +45,16 @@ def tensor_parallel(settings: FrozenMap, family: str) -> int:
     return int(told) if told is not None else (4 if family == "trn2" else 2)
 
 
+def ranks(settings: FrozenMap, family: str) -> int:
+    """Cores that all copies of the model take together; `engine_args` may ask for more than one."""
+    count = tensor_parallel(settings, family)
+    for name, value in settings["engine_args"].items():
+        parallel = vllm.argument_name(name) in ("data_parallel_size", "pipeline_parallel_size")
+        if parallel and isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            count *= value
+    return count
+
+
 def wrong(settings: FrozenMap) -> str:
     """What makes these settings impossible on any generation, in one line; empty when nothing does."""
     found = vllm.wrong_settings(
