@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from neuronbench.receipts.codec import decode_record
 
 pytest.importorskip("neuronbench_neuron", reason="plugins/neuron is not installed: make harness")
 
@@ -101,6 +104,9 @@ def test_the_rest_is_recorded_as_not_run(records: dict[str, Any]) -> None:
     assert sorted(outcomes.values()) == ["error", "error", "error", "skipped"], outcomes
     (hung,) = [record for record in points if record["error"] and record["error"]["fatal"]]
     assert hung["error"]["kind"] == "device_wedged"
+    error = decode_record(hung, Path("record.json")).error
+    assert error is not None
+    assert error.fatal  # a reader of the receipt is told too
     assert "NRT_EXEC_HW_ERR_DMA_ABORT" in hung["error"]["causal_line"]
     for record in points:
         if record["outcome"] == "skipped":
