@@ -144,6 +144,10 @@ class WorkerModel:
             for worker in self._workers:
                 stack.callback(worker.stop)
 
+    def cores_of(self, index: int) -> Sequence[int] | None:
+        """Cores that copy `index` has to itself: of the host it is pinned to, unless the model says otherwise."""
+        return self._plan.launch(index).cores
+
     # -- inputs and outputs -------------------------------------------------------------------------------------------
 
     def batch(self, seed: int = 0, lengths: Sequence[int] | None = None) -> Arrays:
@@ -338,7 +342,7 @@ class WorkerModel:
             batch_size=self.batch_size,
             batch_digest=batches.digest(self._batch),
             warmup=warmup,
-            cores={loop.worker: self._plan.launch(loop.worker).cores for loop in loops},
+            cores={loop.worker: self.cores_of(loop.worker) for loop in loops},
         )
 
     def _checked(self, batch: Mapping[str, Any]) -> Arrays:

@@ -157,6 +157,7 @@ def told_by_neuron_ls(box: FakeBox) -> Any:
 def test_copies_run_beside_each_other_on_cores_of_their_own(rig: Rig, model: WorkerModel) -> None:
     run = model.throughput(seconds=0.5)
     assert len(run.loops) == 2
+    assert run.cores == {0: (0,), 1: (1,)}
     assert {gate.id: gate.passed for gate in measure_device.run_gates(run, model)}["timer_escapes_device"] is True
     assert [holder.cores for holder in cores.holders(rig.backend.found)] == [(0,), (1,)]
     pids = {process["pid"] for device in told_by_neuron_ls(rig.box) for process in device["neuron_processes"]}

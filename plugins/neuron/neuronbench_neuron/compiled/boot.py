@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from neuronbench import Backend, Stack, artifacts, compiled
@@ -34,6 +35,12 @@ class NeuronModel(WorkerModel):
 
     compile_cache: Path | None = None
     """Where its workers would keep what they compile: nothing, once it is loaded."""
+    leases: Mapping[int, cores.CoreLease] = MappingProxyType({})
+    """Copy → the NeuronCores it has."""
+
+    def cores_of(self, index: int) -> Sequence[int] | None:
+        lease = self.leases.get(index)
+        return None if lease is None else lease.ids
 
 
 class NeuronCompiledBoot(CompiledBoot):
@@ -121,7 +128,7 @@ class NeuronCompiledBoot(CompiledBoot):
     def ready(self, model: WorkerModel, worker: Worker) -> None:
         given, made = self.given, self.facts["artifact"]
         if isinstance(model, NeuronModel):
-            model.compile_cache = self.compile_cache
+            model.compile_cache, model.leases = self.compile_cache, self._leases
         neffs = {name: told["neff"] for name, told in made["parts_made"].items()}
         known = [told["bytes"] for told in neffs.values() if told]
         self.metrics.append(metric("executable_size", sum(known) if known else None, n=len(known)))
