@@ -1,9 +1,10 @@
 """Metrics of an accelerator from its own monitor, whatever plugin's sampler reads it, and whether they mean anything.
 
 A sampler called `accelerator` gives series by these names, those it has: `utilization_percent`, `period_s` (over which
-a sample is), `execution_s` (the longest executions), `device_latency_p50_s`, `device_latency_p99_s`, `device_bytes`,
-`outcome/...` and `error/...` (counters), `ecc/DEVICE/..._uncorrected` (counters), `restarts`, and `accelerator_power`
-gives `DEVICE/power_percent`. A backend without such a sampler has no such metrics.
+a sample is), `covered_s` (time since the report before), `execution_s` (the longest executions),
+`device_latency_p50_s`, `device_latency_p99_s`, `device_bytes`, `outcome/...` and `error/...` (counters),
+`ecc/DEVICE/..._uncorrected` (counters), `restarts`, and `accelerator_power` gives `DEVICE/power_percent`. A backend
+without such a sampler has no such metrics.
 
 A sample counts when executions are short for its period (`telemetry.aliasing`); all others are left out, and when none
 is left the utilisation is null and the gate `aliased` says with which execution and which period.
@@ -189,10 +190,11 @@ def _errors_gate(telemetry: Telemetry, window: Window) -> Gate:
 
 def _monitor_gate(telemetry: Telemetry, window: Window) -> Gate:
     """Whether the monitor watched the window: its end, or its silence, is never a flat line."""
-    covered_s = sum(_in_window(telemetry.get(f"{ACCELERATOR}/period_s"), window).values())
-    share = covered_s / max((window.end_ns - window.start_ns) / 1e9, 1e-9)
+    covered = _in_window(telemetry.get(f"{ACCELERATOR}/covered_s"), window).values()
+    # The last report comes up to a period before the window's end; in a short window that is much of it.
+    longest_s = max(covered, default=0.0)
+    share = sum(covered) / max((window.end_ns - window.start_ns) / 1e9 - longest_s, longest_s, 1e-9)
     errors = telemetry.errors.get(ACCELERATOR)
-    # The period in which the window opens has begun before it: short windows may be covered more than once.
     passed = errors is None and share >= COVERED
     message = (
         ""

@@ -18,7 +18,7 @@ def sampled(rows: Iterable[dict[str, float | None]], period_s: float = 1.0) -> T
     telemetry = Telemetry()
     for number, row in enumerate(rows, 1):
         at = round(number * period_s * S)
-        telemetry.add(at, at, "accelerator", {"period_s": period_s, **row})
+        telemetry.add(at, at, "accelerator", {"period_s": period_s, "covered_s": period_s, **row})
     return telemetry
 
 
@@ -62,7 +62,7 @@ def test_executions_of_about_a_period_are_no_utilisation() -> None:
 def test_samples_before_the_period_was_long_enough_are_left_out() -> None:
     telemetry = Telemetry()
     for at, period_s, value in ((1, 1.0, 100.0), (2, 1.0, 0.0), (12, 10.0, 90.0), (22, 10.0, 92.0)):
-        row = {"period_s": period_s, "utilization_percent": value, "execution_s": 1.0}
+        row = {"period_s": period_s, "covered_s": period_s, "utilization_percent": value, "execution_s": 1.0}
         telemetry.add(at * S, at * S, "accelerator", row)
     metrics, gates = judged(telemetry, 22)
     mean = metrics["accelerator_utilization_mean_pct"]
@@ -143,7 +143,7 @@ def test_a_monitor_that_died_is_told() -> None:
     telemetry = sampled([{"utilization_percent": 50.0, "execution_s": 0.01}] * 2)
     telemetry.errors["accelerator"] = SamplerErrors(count=3, last="neuron-monitor ended with status 1")
     gate = judged(telemetry, 10)[1]["accelerator_monitored"]
-    assert (gate.passed, gate.observed, gate.severity) == (False, 0.2, "provisional")
+    assert (gate.passed, gate.observed, gate.severity) == (False, 0.222, "provisional")
     assert gate.message == "neuron-monitor ended with status 1 (3 times)"
 
 

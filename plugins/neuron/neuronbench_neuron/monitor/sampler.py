@@ -63,6 +63,9 @@ class NeuronMonitor:
         self._lengthened = 0
         self._folder = tempfile.TemporaryDirectory(prefix="neuronbench-monitor-")
         self._running: _Tool | None = None
+        self._reported_s: float | None = None
+        """When the report before came, of the tool that runs now."""
+        self._covered_s: float | None = None
         self._dead = ""
 
     # -- sampler
@@ -96,6 +99,7 @@ class NeuronMonitor:
         path = Path(self._folder.name, "neuron-monitor.json")
         path.write_text(configuration(self._period_s), encoding="utf-8")
         try:
+            self._reported_s = None
             return _Tool(self._tool, path)
         except OSError as error:
             self._dead = f"{self._tool} cannot be run: {error.strerror or error}; install aws-neuronx-tools"
@@ -125,12 +129,16 @@ class NeuronMonitor:
 
     def _take(self, tool: _Tool) -> list[Report]:
         reports = []
-        for line in tool.lines():
+        self._covered_s = None
+        for at_s, line in tool.lines():
             try:
                 report = parse(line)
             except ReportError:
                 self._counters["unreadable"] += 1
                 continue
+            if self._reported_s is not None:
+                self._covered_s = (self._covered_s or 0.0) + at_s - self._reported_s
+            self._reported_s = at_s
             reports.append(report)
             self._count(report)
         return reports
@@ -159,6 +167,7 @@ class NeuronMonitor:
         own = self._own(report)
         values: dict[str, float | None] = {
             "utilization_percent": self._utilization(own),
+            "covered_s": self._covered_s,
             "period_s": _largest(runtime.period_s for runtime in own),
             "execution_s": _largest(runtime.longest_s for runtime in own),
             "device_bytes": _sum([runtime.device_bytes for runtime in own]),
@@ -208,7 +217,7 @@ class _Tool:
             env={**os.environ, "PATH": f"{Path(tool).parent}{os.pathsep}{os.environ.get('PATH', '')}"},
         )  # fmt: skip
         self._name = Path(tool).name
-        self._lines: deque[bytes] = deque()
+        self._lines: deque[tuple[float, bytes]] = deque()
         self._said: deque[bytes] = deque(maxlen=5)
         self._count = 0
         self._heard_at = time.monotonic()
@@ -228,9 +237,9 @@ class _Tool:
             while line := pipe.readline(LINE_LIMIT):
                 if not line.strip():
                     continue
-                self._lines.append(line)
-                self._count += 1
                 self._heard_at = time.monotonic()
+                self._lines.append((self._heard_at, line))
+                self._count += 1
                 self._first.set()
         self._closed.set()
         self._first.set()
@@ -244,8 +253,8 @@ class _Tool:
         """For the first line, or the end."""
         self._first.wait(seconds)
 
-    def lines(self) -> list[bytes]:
-        """What has come since the last time."""
+    def lines(self) -> list[tuple[float, bytes]]:
+        """What has come since the last time, and when."""
         found = []
         while self._lines:
             found.append(self._lines.popleft())
