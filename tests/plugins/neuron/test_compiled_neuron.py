@@ -20,6 +20,7 @@ from neuronbench_neuron.backend import NeuronBackend
 from neuronbench_neuron.compiled import boot as neuron
 from neuronbench_neuron.compiled.hooks import watched
 from neuronbench_neuron.compiled.provider import NeuronCompiledProvider
+from neuronbench_neuron.monitor.hooks import held
 
 from neuronbench import BackendInfo, Point, ProviderInfo, config, measure_device, processes
 from neuronbench.artifacts import ArtifactCache
@@ -158,6 +159,7 @@ def test_copies_run_beside_each_other_on_cores_of_their_own(rig: Rig, model: Wor
     run = model.throughput(seconds=0.5)
     assert len(run.loops) == 2
     assert run.cores == {0: (0,), 1: (1,)}
+    assert held(model) == [0, 1]  # those that are monitored
     assert {gate.id: gate.passed for gate in measure_device.run_gates(run, model)}["timer_escapes_device"] is True
     assert [holder.cores for holder in cores.holders(rig.backend.found)] == [(0,), (1,)]
     pids = {process["pid"] for device in told_by_neuron_ls(rig.box) for process in device["neuron_processes"]}

@@ -38,6 +38,11 @@ class NeuronModel(WorkerModel):
     leases: Mapping[int, cores.CoreLease] = MappingProxyType({})
     """Copy → the NeuronCores it has."""
 
+    @property
+    def core_ids(self) -> list[int]:
+        """Of all its copies: what `neuron-monitor` is to look at."""
+        return sorted(core for lease in self.leases.values() for core in lease.ids)
+
     def cores_of(self, index: int) -> Sequence[int] | None:
         lease = self.leases.get(index)
         return None if lease is None else lease.ids
