@@ -54,10 +54,14 @@ class NeuronBackend:
         facts = FrozenMap(self.facts())
         reason = self._missing(found)
         if reason:
+            if self._environ.get(hardware.ROOT_VARIABLE):
+                reason += f" (below {self._root}, because {hardware.ROOT_VARIABLE} is set)"
             return Probe(available=False, reason=reason, facts=facts)
         return Probe(available=True, cores=found.cores, facts=facts)
 
     def _missing(self, found: hardware.Hardware) -> str:
+        if not found.root.is_dir():
+            return f"{found.root} is no folder to look at in place of /"
         what = _article(found.product) if found.product else f"without a product name ({found.processor})"
         host = f"this host is {what}"
         if not found.nodes:

@@ -86,6 +86,17 @@ def test_a_root_that_is_handed_over_counts_too(tmp_path: Path) -> None:
     assert NeuronBackend(info, root=box.root, environ={}).probe().facts["simulated"] is True
 
 
+def test_a_root_that_was_left_in_the_environment_is_named(tmp_path: Path) -> None:
+    info = BackendInfo(name="inf2", title="", family="neuron", target="")
+    nothing = {hardware.ROOT_VARIABLE: str(tmp_path / "gone")}
+    reason = NeuronBackend(info, environ=nothing).probe().reason
+    assert reason == f"{tmp_path}/gone is no folder to look at in place of / (below {tmp_path}/gone, because " + (
+        "NEURONBENCH_NEURON_ROOT is set)"
+    )
+    with FakeBox("trn1.2xlarge", tmp_path / "box") as box:
+        assert f"(below {box.root}, because NEURONBENCH_NEURON_ROOT is set)" in backend("inf2", box).probe().reason
+
+
 def test_a_metadata_service_of_this_host_s_own_makes_it_made_up() -> None:
     assert metadata.is_stand_in({metadata.ENDPOINT_VARIABLE: "http://127.0.0.1:1338"})
     assert metadata.is_stand_in({metadata.ENDPOINT_VARIABLE: "http://localhost:1338"})
@@ -103,6 +114,18 @@ def test_a_real_host_s_tool_does_not_speak_for_a_made_up_root(tmp_path: Path) ->
         found = look(box, PATH=str(outside.parent))
     assert found.tool is None
     assert found.cores == 2  # by the driver's files
+
+
+def test_how_an_instance_was_bought_chooses_its_price(tmp_path: Path) -> None:
+    settings = config.load(tmp_path, environ={})
+    bought = {"region": "sa-east-1", "life_cycle": "capacity-block"}
+    with FakeBox("trn2.3xlarge", tmp_path / "block", **bought) as box:  # type: ignore[arg-type]
+        facts = describe(backend("trn2", box), {}, settings, {}, environ={}).facts
+    assert (facts["backend.price_block_usd"], facts["backend.price_usd_per_hour"]) == (53.64, 2.235)
+    with FakeBox("trn2.3xlarge", tmp_path / "spot", life_cycle="spot") as box:
+        facts = describe(backend("trn2", box), {}, settings, {}, environ={}).facts
+    assert "no published spot price of trn2.3xlarge in us-west-2" in str(facts["backend.price_missing"])
+    assert "backend.price_usd_per_hour" not in facts
 
 
 # -- precedence and contradictions -------------------------------------------------------------------------------------
