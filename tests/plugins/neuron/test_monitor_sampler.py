@@ -12,6 +12,9 @@ import pytest
 from neuronbench_neuron.monitor.sampler import NeuronMonitor, NeuronMonitorError
 from neuronbench_neuron.monitor.sysfs import Sysfs
 
+from neuronbench import SamplerSpec, processes
+from neuronbench.telemetry.accelerator import accelerator
+from neuronbench.telemetry.recorder import Recorder, Telemetry
 from neuronbench.testing.neuron import FakeBox
 from neuronbench.testing.neuron.neuron_monitor import Runtime, install, report
 
@@ -211,3 +214,32 @@ def test_the_fake_tool_needs_no_package(box: FakeBox) -> None:
     process.wait(10)
     process.stdout.close()
     assert all(line["neuron_runtime_data"] == [] for line in lines)
+
+
+# -- in the telemetry process
+
+
+def test_a_monitor_that_dies_in_a_window_is_in_the_record_and_never_a_flat_line(box: FakeBox, tmp_path: Path) -> None:
+    tool = install(box, fault="dies", after=1)
+    spec = SamplerSpec(
+        name="accelerator", target="neuronbench_neuron.monitor.sampler:NeuronMonitor",
+        options={"tool": str(tool), "cores": [0]}, period_s=0.1,
+    )  # fmt: skip
+    runtime = Runtime(box.root, [0])
+    begun_ns = time.monotonic_ns()
+    recorder = Recorder.start([spec], tmp_path, processes.spawn)
+    deadline = time.monotonic() + LIMIT_S
+    while "left alone now" not in (tmp_path / "telemetry.spill").read_text(encoding="utf-8"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    sampled = recorder.stop()
+    runtime.close()
+    assert "left alone now" in sampled.errors["accelerator"].last
+    assert sampled.errors["accelerator"].count >= 2
+    _, gates = accelerator(sampled, begun_ns, time.monotonic_ns())
+    gate = next(gate for gate in gates if gate.id == "accelerator_monitored")
+    assert gate.passed is False
+    assert "ended with status 1" in gate.message
+    table = Telemetry.read(tmp_path / "telemetry.parquet")
+    seen = table.get("accelerator/utilization_percent")
+    assert len(seen.values) <= 4  # of two tools that lived for a report or two; nothing is repeated after that

@@ -46,11 +46,11 @@ class NeuronMonitor:
     """Sampler of `neuron-monitor`. Series, all null where the tool does not say:
 
     `utilization_percent` (mean over the cores of `cores`; of all that are in use without them), `period_s` (of the
-    report), `execution_s` (the longest executions), `device_latency_p50_s`, `..._p99_s`, `total_latency_p50_s`,
-    `..._p99_s` (of the slowest runtime), `device_bytes`, `host_bytes`, `runtimes`, `other_runtimes` (that have none of
-    `cores`); `core/N/utilization_percent`, `core/N/flops`, `core/N/memory_bytes`,
-    `core/N/nc_v3.M/utilization_percent`; counters `outcome/...`, `error/...`, `reports`, `unreadable`, `odd_fields`,
-    `restarts`; `ecc/DEVICE/...` since the driver was loaded.
+    report), `covered_s` (since the one before), `execution_s` (the longest executions), `device_latency_p50_s`,
+    `..._p99_s`, `total_latency_p50_s`, `..._p99_s` (of the slowest runtime), `device_bytes`, `host_bytes`,
+    `runtimes`, `other_runtimes` (that have none of `cores`); `core/N/utilization_percent`, `core/N/flops`,
+    `core/N/memory_bytes`, `core/N/nc_v3.M/utilization_percent`; counters `outcome/...`, `error/...`, `reports`,
+    `unreadable`, `odd_fields`, `restarts`; `ecc/DEVICE/...` since the driver was loaded.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class Launcher(Trainer):  # type: ignore[misc,unused-ignore]
         self._import_s = time.monotonic() - _BEGUN
 
     def facts(self) -> dict[str, Any]:
-        found = {}
+        found: dict[str, str | None] = {}
         for name in DISTRIBUTIONS:
             try:
                 found[name] = importlib.metadata.version(name)
