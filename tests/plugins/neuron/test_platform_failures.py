@@ -150,6 +150,7 @@ def test_a_device_that_hangs_ends_the_session(line: str) -> None:
         "ERROR  NRT:nrt_execute  execution status=5 message=NRT_TIMEOUT",
         "ERROR  NRT  nrt_tensor_allocate status=4",
         "RuntimeError: Failed to infer device type",
+        "NRT:nrt_allocate_neuron_cores  Logical Neuron Core(s) not available - Requested:4 Available:2",
     ],
 )
 def test_what_concerns_one_point_does_not(line: str) -> None:
