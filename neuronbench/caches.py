@@ -54,14 +54,12 @@ class Locked(Protocol):
 
 
 @runtime_checkable
-class Shared(Protocol):
+class Shared(Cache, Protocol):
     """A cache whose entries are of use on other hosts: those of the same scope."""
 
-    name: str
-
     def scope(self, key: str) -> str:
-        """Where an entry is of use, such as `neuron-xla/neuronxcc-2.21/v2`. Raises `ValueError` with the reason where
-        it is none: failed, unfinished, or nobody knows what it was made for."""
+        """Where an entry is of use, cache/compiler/cores: `neuron-xla/neuronxcc-2.21/v2`. Raises `ValueError` with the
+        reason where that is nowhere: it failed, is unfinished, or nobody knows what it was made for."""
 
     def scopes(self) -> Sequence[str]:
         """Those of use on this host."""

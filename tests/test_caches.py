@@ -114,6 +114,10 @@ class Shelf:
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
     (tmp_path / "neuronbench.toml").write_text("")
     monkeypatch.setenv("NEURONBENCH_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("NEURON_COMPILE_CACHE_URL", "VLLM_CACHE_ROOT"):  # plugins show what this host has
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    for name in ("NEURON_CC_FLAGS", "VLLM_NEURON_REMOTE_CACHE", "NEURON_COMPILED_ARTIFACTS"):
+        monkeypatch.delenv(name, raising=False)
     return Shelf(tmp_path)
 
 

@@ -65,7 +65,7 @@ def push(context: typer.Context, store: Store, dry_run: DryRun = False) -> None:
     moved = 0
     with _opened(context, store) as (place, say):
         for cache in _shared(context):
-            for entry in cache.entries():  # type: ignore[attr-defined]
+            for entry in cache.entries():
                 label = f"{cache.name}/{entry.key}"
                 try:
                     if entry.in_use:
@@ -114,6 +114,9 @@ def pull(context: typer.Context, store: Store, scope: Scopes = None, dry_run: Dr
                     label = f"{cache.name}/{entry.key}"
                     if cache.files(entry.key):
                         here += 1
+                        wrong = cache.damage(entry.key)
+                        if wrong:
+                            _said(say, f"left {label}: {wrong}; to have the store's: neuronbench cache prune, pull")
                         continue
                     count, size = count + 1, size + entry.size_bytes
                     if dry_run:

@@ -22,6 +22,8 @@ from neuronbench.weights.blobs import Blobs
 from neuronbench.weights.manifest import CHUNK, FileEntry, StoreError, mismatch
 
 FORMAT: Final = 1
+SCOPE_PARTS: Final = 3
+"""Cache, compiler, cores."""
 Done: TypeAlias = Literal["sent", "there", "other"]
 """`other`: there is an entry of that key with other contents, which stays."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -83,12 +85,7 @@ class EntryStore:
 
     def scopes(self) -> list[str]:
         """Scopes that have entries here."""
-        found = set()
-        for where in self.blobs.keys("entries/"):
-            entry = self._entry(where)
-            if entry is not None:
-                found.add(entry.scope)
-        return sorted(found)
+        return sorted({"/".join(where.split("/")[1 : 1 + SCOPE_PARTS]) for where in self.blobs.keys("entries/")})
 
     def fetch(self, entry: Entry, into: Path) -> None:
         """Write the files of an entry to the folder `into`, which must not exist; every byte is hashed on its way.
@@ -180,6 +177,11 @@ def _blob_key(entry: FileEntry) -> str:
 
 
 def _entry_key(scope: str, key: str) -> str:
+    if scope.count("/") != SCOPE_PARTS - 1:
+        raise StoreError(
+            "weights_unsafe_name", f"scope {scope!r} is not of the form cache/compiler/cores",
+            remedy="Give one that `neuronbench cache push` has said.",
+        )  # fmt: skip
     return f"entries/{_path(scope)}/{_path(key)}.json"
 
 

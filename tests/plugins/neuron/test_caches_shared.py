@@ -266,6 +266,8 @@ def test_what_was_changed_in_a_store_or_leads_elsewhere_is_refused(tmp_path: Pat
     blob.unlink()
     with pytest.raises(StoreError, match="is missing from"):
         store.fetch(entry, tmp_path / "into")
+    with pytest.raises(StoreError, match="cache/compiler/cores"):
+        store.put("neuron-xla", key, cache.files(key))
     with pytest.raises(StoreError, match="no plain relative name"):
         store.put(scope, "../../x", cache.files(key))
     (listed,) = (tmp_path / "store" / "entries").rglob("*.json")
@@ -357,6 +359,15 @@ def test_what_was_compiled_on_one_host_is_pulled_on_another_of_its_kind_alone(be
         there = same.root / "var/tmp/neuron-compile-cache"
         assert caches.snapshot(there).of("done") == (f"{COMPILER}/MODULE_1+d41d8cd9",)
         assert "0 entries fetched (0 B), 1 here already" in bench.run("pull", store)[1]
+        kept = there / COMPILER / "MODULE_1+d41d8cd9"
+        for name in ("model.neff", "model.done"):
+            (kept / name).unlink()
+        (kept / "model.log").write_text("[F137] Killed")
+        status, said = bench.run("pull", store)
+        assert "left neuron-xla/" in said  # a failure that is kept is not covered up
+        assert "[F137] Killed; to have the store's: neuronbench cache prune" in said
+        bench.run("prune", "--max-size", "1GB")
+        assert "1 entries fetched" in bench.run("pull", store)[1]
         bench.on(newer)
         status, said = bench.run("pull", store)
         assert status == 0

@@ -16,7 +16,8 @@ from typing import Any
 
 from . import _runtime
 
-DEFAULT_CACHE = "/var/tmp/neuron-compile-cache"
+DEFAULT_CACHE = "var/tmp/neuron-compile-cache"
+"""Below the root of the made-up host: that of a real one is none of its business."""
 TARGETS = ("inf2", "trn1", "trn1n", "trn2")
 FLAGS: dict[str, tuple[str, ...] | None] = {
     "--framework": ("XLA",),
@@ -119,7 +120,11 @@ def compiled(hlo: bytes, graph: bytes, told: dict[str, Any], options: Options, w
 
 def cached(hlo: bytes, options: Options, make: Callable[[], bytes]) -> bytes:
     """What `make` gives, kept as libneuronxla keeps it: a module's folder, a lock while it is made, failures too."""
-    base = Path(options.values.get("--cache_dir") or os.environ.get("NEURON_COMPILE_CACHE_URL") or DEFAULT_CACHE)
+    base = Path(
+        options.values.get("--cache_dir")
+        or os.environ.get("NEURON_COMPILE_CACHE_URL")
+        or _runtime.root() / DEFAULT_CACHE
+    )
     flags = sorted(options.given)
     graph = str(int.from_bytes(hashlib.sha256(hlo).digest()[:8], "big"))
     digest = hashlib.md5(json.dumps(flags).encode(), usedforsecurity=False).hexdigest()[:8]
