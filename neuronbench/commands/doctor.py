@@ -12,7 +12,7 @@ import typer
 from neuronbench.commands import host
 
 if TYPE_CHECKING:
-    from neuronbench.doctor import Check
+    from neuronbench.protocols import Check
 
 
 def doctor(
