@@ -4,8 +4,6 @@ import sys
 
 import pytest
 
-pytest_plugins = ["pytester"]
-
 
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.has_plugin("neuronbench"):
