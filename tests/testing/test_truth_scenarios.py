@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,64 @@ def test_speculative_decoding_and_its_counters(client, server):
         "accepted_tokens_per_pos_total2": 0,
         "accepted_tokens_per_pos_total3": 0,
     }
+
+
+def spec_counts(server: TruthServer) -> dict[str, int]:
+    counts = {}
+    for line in server.metrics().splitlines():
+        if line.startswith("vllm:spec_decode"):
+            name, _, value = line.removeprefix("vllm:spec_decode_num_").rpartition(" ")
+            position = name.partition('position="')[2].rstrip('"}')
+            counts[name.partition("{")[0].removesuffix("_total") + position] = int(value)
+    return counts
+
+
+@pytest.fixture
+def fresh() -> Iterator[TruthServer]:
+    """A server whose counters nobody has moved."""
+    with TruthServer(ttft_ms=5) as running:
+        yield running
+
+
+def test_steps_of_speculation_take_as_long_as_they_take_whatever_they_keep(fresh, connect):
+    assert spec_counts(fresh) == {}
+    model = "truth:speculate,drafted=3,kept=3-0-x-2,step_ms=6,draft_ms=1"
+    reply = connect(fresh).ask("/v1/completions", completion(model, n=10, return_token_ids=True))
+    carried = [choice["token_ids"] for data in reply.data[:-1] for choice in data["choices"]]
+    assert [len(ids) for ids in carried] == [1, 4, 1, 1, 3]
+    assert [token for ids in carried for token in ids] == list(range(10))
+    assert "".join(reply.texts) == words(*range(10))
+    truth = last_record(fresh)
+    assert truth["chunk_tokens"] == [1, 4, 1, 1, 3]
+    gaps = [(after - before) / 1e6 for before, after in pairwise(truth["due_ns"])]
+    assert gaps == [9, 9, 6, 9], "a step without a draft takes no time for drafted tokens"
+    assert spec_counts(fresh) == {
+        "drafts": 3, "draft_tokens": 9, "accepted_tokens": 5,
+        "accepted_tokens_per_pos0": 2, "accepted_tokens_per_pos1": 2, "accepted_tokens_per_pos2": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "beyond"), [(6, 2), (7, 1), (8, 0)])
+def test_what_is_kept_beyond_the_end_is_counted_as_vllm_does(fresh, connect, n, beyond):
+    reply = connect(fresh).ask("/v1/completions", completion("truth:speculate,drafted=4,kept=3-2,step_ms=1", n=n))
+    assert reply.usages[0]["completion_tokens"] == n
+    assert spec_counts(fresh)["accepted_tokens"] + len(reply.texts) == n + beyond
+
+
+def test_speculation_that_changes_the_answer_or_counts_too_much(fresh, connect):
+    model = "truth:speculate,drafted=2,kept=1,step_ms=1,differs_at=3,over=2"
+    reply = connect(fresh).ask("/v1/completions", completion(model, n=5))
+    assert "".join(reply.texts) == words(0, 1, 2, 1003, 1004)
+    assert spec_counts(fresh)["accepted_tokens"] == 2 + 2
+    refused = connect(fresh).ask("/v1/completions", completion("truth:speculate,kept=2-y"))
+    assert refused.status == 404
+    assert "kept=2-y" in refused.json["error"]["message"]
+
+
+def test_an_answer_in_one_piece_says_its_tokens_too(fresh, connect):
+    asked = completion("truth", n=3, return_token_ids=True) | {"stream": False}
+    reply = connect(fresh).ask("/v1/completions", asked)
+    assert reply.json["choices"][0]["token_ids"] == [0, 1, 2]
 
 
 def test_tool_call_deltas(client):

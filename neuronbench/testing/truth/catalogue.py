@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from neuronbench.testing.truth.scenarios import MS, Apply, Context, Parameter, Scenario
+from neuronbench.testing.truth.scenarios import MS, Apply, Context, Parameter, Scenario, ScenarioError
 from neuronbench.testing.truth.script import Refusal, Script
 
 
@@ -80,6 +80,18 @@ def _spec(script: Script, values: dict[str, Any], context: Context) -> None:
     script.first_chunk = 1
 
 
+def _speculate(script: Script, values: dict[str, Any], context: Context) -> None:
+    script.drafted = values["drafted"]
+    words = values["kept"].split("-")
+    if not all(word == "x" or word.isdecimal() for word in words):
+        raise ScenarioError(f"kept={values['kept']}: expected numbers and x, such as 3-0-x")
+    script.steps = tuple(None if word == "x" else int(word) for word in words)
+    script.step_ns, script.draft_ns = round(values["step_ms"] * MS), round(values["draft_ms"] * MS)
+    script.first_chunk = 1
+    script.differs_at = values["differs_at"] if values["differs_at"] >= 0 else None
+    script.overcounted = values["over"]
+
+
 def _short(script: Script, values: dict[str, Any], context: Context) -> None:
     script.tokens = max(0, script.tokens - values["by"])
     script.finish = values["finish"]
@@ -143,6 +155,12 @@ _ROWS: list[tuple[str, str, Apply, dict[str, tuple[Any, ...]]]] = [
      {"count": (5, "how many, right after the first token")}),
     ("spec", "speculative decoding: after the first, each chunk is a draft's kept tokens and one more", _spec,
      {"drafted": (4, "tokens drafted a step"), "accepted": (2, "of those, kept")}),
+    ("speculate", "speculative decoding whose steps take as long as they take, whatever they keep", _speculate,
+     {"drafted": (4, "tokens drafted a step; 0: no speculation"),
+      "kept": ("2", "of those, kept in each step in turn: 3-0-x, where x is a step without a draft"),
+      "step_ms": (10.0, "a step"), "draft_ms": (0.0, "more for each drafted token"),
+      "differs_at": (-1, "token from which the answer is another one"),
+      "over": (0, "tokens that the counter of kept ones has too many, per answer")}),
     ("tool_calls", "the answer is a tool call's arguments (chat)", _set(delta="tool_calls", finish="tool_calls"), {}),
     ("refusal", "the answer is a refusal (chat)", _set(delta="refusal"), {}),
     ("one_token", "one token, then stop", _set(tokens=1, finish="stop"), {}),

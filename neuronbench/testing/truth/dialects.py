@@ -71,10 +71,18 @@ class Dialect:
         return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}
 
     def chunk(
-        self, text: str, finish: str | None = None, field: str = "content", usage: dict[str, Any] | None = None
+        self,
+        text: str,
+        finish: str | None = None,
+        field: str = "content",
+        usage: dict[str, Any] | None = None,
+        ids: list[int] | None = None,
     ) -> Event:
         """An event with text in `field`: content, reasoning, reasoning_content, refusal or tool_calls."""
-        payload = self.envelope(self.stream_object) | {"choices": [self.choice(text, finish, field)]}
+        choice = self.choice(text, finish, field)
+        if ids is not None:
+            choice["token_ids"] = ids
+        payload = self.envelope(self.stream_object) | {"choices": [choice]}
         if usage is not None:
             payload["usage"] = usage
         return event(payload)
@@ -196,7 +204,12 @@ class Responses(Dialect):
         ]
 
     def chunk(
-        self, text: str, finish: str | None = None, field: str = "content", usage: dict[str, Any] | None = None
+        self,
+        text: str,
+        finish: str | None = None,
+        field: str = "content",
+        usage: dict[str, Any] | None = None,
+        ids: list[int] | None = None,
     ) -> Event:
         return self._event(_DELTAS[field], item_id=self._item, output_index=0, content_index=0, delta=text)
 

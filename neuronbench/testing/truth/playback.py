@@ -206,7 +206,7 @@ def compose(answer: Answer) -> list[Beat]:
     broken = False
     for j, group in enumerate(groups):
         # A chunk leaves with its last token; the clock of TPOT starts at the first chunk, whatever its size.
-        at_ns = script.due_ns(group[-1]) - ahead_ns
+        at_ns = script.steps_ns(j) if script.steps else script.due_ns(group[-1]) - ahead_ns
         if script.stop_at == j:
             return [*beats, Beat(at_ns, [], ())]
         if script.error_at == j:
@@ -219,7 +219,8 @@ def compose(answer: Answer) -> list[Beat]:
         finish = script.finish if group[-1] == script.tokens - 1 else None
         field = script.reasoning_field if group[0] < script.reasoning else script.delta
         text = script.first_text if j == 0 and script.first_text else _text(script, group)
-        events = [*held, dialect.chunk(text, finish, field, running)]
+        ids = _ids(script, group) if request.token_ids else None
+        events = [*held, dialect.chunk(text, finish, field, running, ids)]
         if script.usage == "early" and j == 0 and dialect.ends_with_done:
             events.append(dialect.usage_event(usage))
         beats.append(Beat(at_ns, events, (len(group),)))
@@ -251,18 +252,29 @@ def _groups(script: Script) -> Iterator[list[int]]:
         [k for k in visible if k < script.reasoning],
         [k for k in visible if k >= script.reasoning],
     ):
-        start, size = 0, script.first_chunk or script.per_chunk
+        start, number, size = 0, 0, script.first_chunk or script.per_chunk
         while start < len(part):
             yield part[start : start + size]
-            start, size = start + size, script.per_chunk
+            start, number = start + size, number + 1
+            size = script.step(number)[1] + 1 if script.steps else script.per_chunk
 
 
 def _text(script: Script, group: list[int]) -> str:
-    words = (tokens.word(k + script.text_from).decode() for k in group if k not in script.empty)
+    words = (tokens.word(_shown(script, k)).decode() for k in group if k not in script.empty)
     text = "".join(script.odd_text + word for word in words)
     if script.delta == "tool_calls" and group:
         text = ('{"q":"' if group[0] == 0 else "") + text + ('"}' if group[-1] == script.tokens - 1 else "")
     return text
+
+
+def _shown(script: Script, k: int) -> int:
+    """The word that stands at token k."""
+    other = script.differs_at is not None and k >= script.differs_at
+    return k + script.text_from + (1000 if other else 0)
+
+
+def _ids(script: Script, group: list[int]) -> list[int]:
+    return [_shown(script, k) % len(tokens.WORDS) for k in group]
 
 
 def _error(dialect: Dialect, script: Script) -> Event:
@@ -309,8 +321,12 @@ def _scripted(answer: Answer, beats: list[Beat]) -> Play:
             if chunks == 0:
                 answer.owner.counters.prompt_tokens += record.prompt_tokens
             elif script.drafted:
-                answer.owner.counters.accept(script.drafted, size - 1)
+                # As in vLLM, what is kept beyond the end of the answer has been counted already.
+                drafted, kept = script.step(chunks) if script.steps else (script.drafted, size - 1)
+                if drafted:
+                    answer.owner.counters.accept(drafted, kept)
             chunks += 1
+    answer.owner.counters.accepted_tokens += script.overcounted
     if script.stop_at is not None or script.ending != "complete":
         _break_off(answer)
     elif connection.write(wire.terminator(script)):
@@ -356,6 +372,8 @@ def _unary(answer: Answer) -> Play:
             if not script.reasoning:
                 del parts[script.reasoning_field]
             payload = answer.dialect.whole(parts, script.finish, answer.usage())
+            if answer.request is not None and answer.request.token_ids and "choices" in payload:
+                payload["choices"][0]["token_ids"] = _ids(script, shown)
     ns = time.monotonic_ns()
     body = orjson.dumps(payload)[:-1] + wire.STAMP % ns
     if script.ending != "complete":

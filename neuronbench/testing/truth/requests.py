@@ -31,6 +31,8 @@ class Generation:
     stream: bool
     usage: bool
     continuous_usage: bool
+    token_ids: bool
+    """Whether chunks say which tokens they carry (`return_token_ids`, as vLLM has it)."""
 
 
 def load(body: bytes) -> dict[str, Any]:
@@ -115,6 +117,7 @@ def _generation(data: dict[str, Any], settings: Settings, prompt: Any, prompt_to
         stream=bool(data.get("stream", False)),
         usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
+        token_ids=bool(data.get("return_token_ids")),
     )
 
 

@@ -51,6 +51,11 @@ class Script:
     first_text: str = ""  # text of the first chunk of a stream, whatever was generated
     text_from: int = 0  # the answer's first word is that of this token
     drafted: int = 0  # speculative decoding: tokens drafted a step, per_chunk - 1 of them kept
+    steps: tuple[int | None, ...] = ()  # of those, kept in each step in turn, in place of per_chunk; None: no draft
+    step_ns: int = 0  # with `steps`: how long a step takes, whatever it keeps
+    draft_ns: int = 0  # with `steps`: more for each token it drafts
+    differs_at: int | None = None  # from this token on the answer is another one
+    overcounted: int = 0  # tokens the counter of kept ones has too many, per answer
 
     # events
     usage: Usage = "asked"
@@ -81,6 +86,18 @@ class Script:
 
     refusal: Refusal | None = None
     plain: bool = True
+
+    def step(self, index: int) -> tuple[int, int]:
+        """Tokens drafted and kept in the step that made chunk `index`, from 1: the first comes with the prompt."""
+        if not self.steps:
+            return self.drafted, self.per_chunk - 1
+        kept = self.steps[(index - 1) % len(self.steps)]
+        return (0, 0) if kept is None else (self.drafted, min(kept, self.drafted))
+
+    def steps_ns(self, index: int) -> int:
+        """When chunk `index` leaves, counted from the anchor, where steps have a duration."""
+        drafted = sum(self.step(number)[0] for number in range(1, index + 1))
+        return self.ttft_ns + index * self.step_ns + drafted * self.draft_ns
 
     def due_ns(self, token: int) -> int:
         """When a token leaves, counted from the anchor."""

@@ -147,8 +147,8 @@ class Service:
             generation = _GENERATING[path][1](data, self.settings)
             record.stream, record.prompt_tokens = generation.stream, generation.prompt_tokens
             script.tokens, script.finish = generation.tokens, generation.finish
-            # The plain path has no usage inside its chunks and knows two of the dialects.
-            script.plain = not generation.continuous_usage and path != "/v1/responses"
+            # The plain path has no usage and no ids inside its chunks and knows two of the dialects.
+            script.plain = not (generation.continuous_usage or generation.token_ids or path == "/v1/responses")
             if self.settings.prefix_cache or chosen.scenario.name == "prefix_cheat":
                 cached_share = self._cached(generation, record)
         else:
@@ -167,7 +167,10 @@ class Service:
             freeze=self._loop.freeze,
             slow_accept=self._slow_accept,
         )
-        scenarios.apply(chosen, script, context)
+        try:
+            scenarios.apply(chosen, script, context)
+        except ScenarioError as error:
+            raise BadRequest(str(error), 404) from None
         return script, generation, payload
 
     def _cached(self, generation: Generation, record: RequestRecord) -> float:
