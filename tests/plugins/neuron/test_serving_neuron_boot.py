@@ -17,7 +17,7 @@ from neuronbench_neuron import cores
 from neuronbench_neuron.backend import NeuronBackend
 from neuronbench_neuron.serving import generations
 from neuronbench_neuron.serving.endpoint import NeuronServingProvider
-from neuronbench_neuron.serving.server import NeuronServer
+from neuronbench_neuron.serving.server import Caches, NeuronServer
 from serving_neuron import BASE, PACKAGES, STACKS, make_model, point
 
 from neuronbench import BackendInfo, BootContext, BootError, Endpoint, Provider, ProviderInfo, config, processes
@@ -260,6 +260,27 @@ def test_a_generation_for_other_hardware_is_refused_in_words(rig: Rig, words: st
     found = rig.refused()
     assert words in found
     assert rig.box.shape.instance.name in found
+
+
+@pytest.mark.parametrize("rig", ["1c@inf2.xlarge"], indirect=True)
+def test_a_rule_that_was_set_aside_is_tried_and_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURONBENCH_NEURON_ALLOW", "vllm-neuron-0.5-on-v2")
+    assert rig.refused() == ""
+    server = rig.boot()
+    assert server.facts["generation"] == "1c"
+    assert "vllm-neuron-0.5-on-v2" in server.facts["compat.set_aside"]
+
+
+def test_folders_in_which_a_ready_server_left_nothing_are_not_where_it_compiles(rig: Rig) -> None:
+    server = rig.boot()
+    assert server.caches.hold_something()
+    (sampler,) = server.samplers()
+    assert sampler.options["folder"]
+    elsewhere = Caches(rig.folder / "elsewhere", "xla", None)
+    assert not elsewhere.hold_something()
+    server.caches = elsewhere
+    (sampler,) = server.samplers()
+    assert sampler.options == {"log": str(server.logs[0])}
 
 
 def test_more_cores_than_there_are_and_heads_that_do_not_divide_are_refused(rig: Rig) -> None:
