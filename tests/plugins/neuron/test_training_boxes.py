@@ -55,7 +55,7 @@ def test_lora_on_a_trn1(tmp_path: Path) -> None:
     assert value(record, "mfu_pct") < 1.0  # ... and not taken for ours
     assert "47.5 TFLOP/s of a Trainium" in record["metrics"]["mfu_pct"]["note"]
     assert record["resource"]["facts"]["neuron"]["cores"] == [0]
-    assert record["resource"]["spec"]["settings"]["cc_flags"] == "--model-type=transformer"
+    assert record["resource"]["spec"]["cc_flags"] == "--model-type=transformer"
 
 
 def test_ranks_that_share_a_model_on_a_large_trn1(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_neuronx_distributed_on_a_trn2(tmp_path: Path) -> None:
     assert gates(record)["parameters_consistent"]["passed"] is True
     assert "45.25 TFLOP/s dense float32" in record["metrics"]["mfu_pct"]["note"]  # of a logical core: two of eight
     assert value(record, "loss_last") < value(record, "loss_first")
-    assert record["resource"]["spec"]["settings"]["tensor_parallel_size"] == 2
+    assert record["resource"]["spec"]["tensor_parallel_size"] == 2
     assert run["barrier"].startswith("torch_xla.sync(wait=True)")
 
 
