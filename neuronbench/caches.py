@@ -99,6 +99,11 @@ def size_bytes(text: str) -> int:
     return int(float(found[1]) * _SIZES[found[2].upper()])
 
 
+def counted(count: int, one: str, several: str) -> str:
+    """`1 lock`, `2 locks`."""
+    return f"{count} {one if count == 1 else several}"
+
+
 def said_size(count: float) -> str:
     """`812.4 MB`."""
     for unit in ("B", "KB", "MB", "GB"):

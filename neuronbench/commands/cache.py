@@ -120,14 +120,14 @@ def status(
 
 def _more(cache: Cache) -> None:
     """Lines for a cache whose entries have states and locks, where there is something to say."""
-    from neuronbench.caches import Locked, Stateful
+    from neuronbench.caches import Locked, Stateful, counted
 
     found = dict(cache.states()) if isinstance(cache, Stateful) else {}
     words = [f"{count} {state}" for state, count in found.items()]
     held = Counter(lock.state for lock in cache.locks()) if isinstance(cache, Locked) else Counter()
     if held:
-        nobodys = f", {held['stale']} nobody holds (neuronbench cache clean-locks)" if held["stale"] else ""
-        words.append(f"{sum(held.values())} locks{nobodys}")
+        nobodys = f", of which nobody holds {held['stale']} (neuronbench cache clean-locks)" if held["stale"] else ""
+        words.append(f"{counted(sum(held.values()), 'lock', 'locks')}{nobodys}")
     if words:
         host.say(f"{cache.title}: {'; '.join(words)}")
     for note in cache.notes if isinstance(cache, Stateful) else ():

@@ -30,7 +30,7 @@ def clean_locks(context: typer.Context, dry_run: DryRun = False) -> None:
     A compiler that was killed leaves its lock, and the next one waits for it. Whether anybody holds one is asked of the
     operating system and of the processes here; a lock of another host, or on a file system of the network, stays.
     """
-    from neuronbench.caches import Locked, said_age
+    from neuronbench.caches import Locked, counted, said_age
 
     taken, left = 0, 0
     for cache in _caches(context):
@@ -50,7 +50,8 @@ def clean_locks(context: typer.Context, dry_run: DryRun = False) -> None:
             else:
                 left += 1
                 host.say(f"left {label}: a process has begun to hold it, or removed it")
-    host.say(f"{taken} locks {'would be removed' if dry_run else 'removed'}, {left} left")
+    done = "would be removed" if dry_run else "removed"
+    host.say(f"{counted(taken, 'lock', 'locks')} {done}, {left} left")
 
 
 def push(context: typer.Context, store: Store, dry_run: DryRun = False) -> None:
@@ -59,7 +60,7 @@ def push(context: typer.Context, store: Store, dry_run: DryRun = False) -> None:
     By digest, never over what is there, by version of the compiler and generation of cores; what failed or is
     unfinished is not sent. Doing it again sends only what is missing.
     """
-    from neuronbench.caches import said_size
+    from neuronbench.caches import counted, said_size
 
     counts = {"sent": 0, "there": 0, "other": 0, "left": 0}
     moved = 0
@@ -89,7 +90,7 @@ def push(context: typer.Context, store: Store, dry_run: DryRun = False) -> None:
                     _said(say, f"left {label}: the store has another of that key, made elsewhere; it stays")
     words = "would be sent" if dry_run else f"sent ({said_size(moved)})"
     host.say(
-        f"{counts['sent']} entries {words}, {counts['there']} there already, "
+        f"{counted(counts['sent'], 'entry', 'entries')} {words}, {counts['there']} there already, "
         f"{counts['other']} other than those there, {counts['left']} left"
     )
 
@@ -100,7 +101,7 @@ def pull(context: typer.Context, store: Store, scope: Scopes = None, dry_run: Dr
     Every byte is checked; an entry appears whole or not at all, and nothing that is here is touched. Doing it again
     goes on where it was cut off.
     """
-    from neuronbench.caches import said_size
+    from neuronbench.caches import counted, said_size
 
     count, here, size = 0, 0, 0
     with _opened(context, store) as (place, say):
@@ -134,7 +135,7 @@ def pull(context: typer.Context, store: Store, scope: Scopes = None, dry_run: Dr
                     finally:
                         shutil.rmtree(work, ignore_errors=True)
     words = "would be fetched" if dry_run else "fetched"
-    host.say(f"{count} entries {words} ({said_size(size)}), {here} here already")
+    host.say(f"{counted(count, 'entry', 'entries')} {words} ({said_size(size)}), {here} here already")
 
 
 def _explain(place: EntryStore, scope: Sequence[str] | None, wanted: dict[str, list[str]]) -> None:

@@ -218,7 +218,7 @@ def test_a_scope_is_compiler_and_cores_and_nothing_is_guessed(tmp_path: Path) ->
     with pytest.raises(ValueError, match="for which cores"):
         nowhere.scope(keys["3"])
     module(tmp_path, "5", log="[F137] Killed")
-    with pytest.raises(ValueError, match="it is failed"):
+    with pytest.raises(ValueError, match="its compile failed"):
         cache.scope(f"{COMPILER}/MODULE_5+d41d8cd9")
     for wrong in ("../x", f"{COMPILER}/../x", f"{COMPILER}/MODULE_1+d/../../x", "/etc", COMPILER):
         with pytest.raises(ValueError, match="no entry of"):
@@ -318,17 +318,19 @@ def test_status_verify_and_clean_locks_speak_of_compile_caches(bench: Bench) -> 
     bench.patch.setenv("NEURON_COMPILE_CACHE_DIR", "/x")
     status, said = bench.run("status")
     assert status == 0
-    assert "Neuron's compile cache: 1 compiled; 1 failed, and kept so; 2 unfinished; 2 locks, 1 nobody holds" in said
+    assert (
+        "Neuron's compile cache: 1 compiled; 1 failed and kept; 2 unfinished; 2 locks, of which nobody holds 1" in said
+    )
     assert "NEURON_COMPILE_CACHE_DIR is set, which nothing reads" in said
     (found,) = [each for each in json.loads(bench.run("status", "--json")[1]) if each["name"] == "neuron-xla"]
-    assert found["states"] == {"compiled": 1, "failed, and kept so": 1, "unfinished": 2}
+    assert found["states"] == {"compiled": 1, "failed and kept": 1, "unfinished": 2}
     assert {each["state"] for each in found["locks"]} == {"stale", "unknown"}
     status, said = bench.run("verify")
     assert status == 1
     assert "a failure is kept, which later runs get at once: [NCC_INLA001] Unhandled exception" in said
     status, said = bench.run("clean-locks", "--dry-run")
     assert (status, stale.exists()) == (0, True)
-    assert "1 locks would be removed, 1 left" in said
+    assert "1 lock would be removed, 1 left" in said
     status, said = bench.run("clean-locks")
     assert (status, stale.exists(), other.exists()) == (0, False, True)
     assert f"removed {stale}" in said
@@ -347,7 +349,7 @@ def test_what_was_compiled_on_one_host_is_pulled_on_another_of_its_kind_alone(be
     status, said = bench.run("push", store)
     assert status == 0
     assert f"as neuron-xla/{COMPILER}/v2" in said
-    assert "1 entries sent (3 KB), 0 there already, 0 other than those there, 1 left" in said
+    assert "1 entry sent (3 KB), 0 there already, 0 other than those there, 1 left" in said
     assert "0 entries sent (0 B), 1 there already" in bench.run("push", store)[1]
     with FakeBox("inf2.xlarge", tmp_path / "inf2") as same, FakeBox("trn2.3xlarge", tmp_path / "trn2") as newer:
         for box in (same, newer):
@@ -355,7 +357,7 @@ def test_what_was_compiled_on_one_host_is_pulled_on_another_of_its_kind_alone(be
         bench.on(same)
         status, said = bench.run("pull", store)
         assert status == 0
-        assert "1 entries fetched (3 KB), 0 here already" in said
+        assert "1 entry fetched (3 KB), 0 here already" in said
         there = same.root / "var/tmp/neuron-compile-cache"
         assert caches.snapshot(there).of("done") == (f"{COMPILER}/MODULE_1+d41d8cd9",)
         assert "0 entries fetched (0 B), 1 here already" in bench.run("pull", store)[1]
@@ -367,7 +369,7 @@ def test_what_was_compiled_on_one_host_is_pulled_on_another_of_its_kind_alone(be
         assert "left neuron-xla/" in said  # a failure that is kept is not covered up
         assert "[F137] Killed; to have the store's: neuronbench cache prune" in said
         bench.run("prune", "--max-size", "1GB")
-        assert "1 entries fetched" in bench.run("pull", store)[1]
+        assert "1 entry fetched" in bench.run("pull", store)[1]
         bench.on(newer)
         status, said = bench.run("pull", store)
         assert status == 0

@@ -23,7 +23,7 @@ CORES: Final[Mapping[str, str]] = {"trn1": "v2", "trn1n": "v2", "inf2": "v2", "t
 """Compiler's target → generation of cores."""
 WORK: Final = ".nb-"
 _WORDS: Final = {
-    "done": "compiled", "failed": "failed, and kept so", "partial": "unfinished", "damaged": "damaged",
+    "done": "compiled", "failed": "failed and kept", "partial": "unfinished", "damaged": "damaged",
 }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ class CompileCache:
         if module is None:
             raise ValueError("it is gone")
         if module.state != "done":
-            raise ValueError(f"it is {_WORDS[module.state]}")
+            raise ValueError("its compile failed" if module.state == "failed" else f"it is {_WORDS[module.state]}")
         compiler = module.compiler or self._only_compiler()
         return f"{self.name}/neuronxcc-{compiler}/{self._core_of(module)}"
 
@@ -134,7 +134,8 @@ class CompileCache:
 
     def _title(self, module: Module) -> str:
         compiler = f"neuronx-cc {module.compiler}" if module.compiler else ""
-        return " ".join(word for word in (_WORDS[module.state], module.target, compiler) if word)
+        what = " ".join(word for word in (module.target, compiler) if word)
+        return f"{_WORDS[module.state]}: {what}" if what else _WORDS[module.state]
 
     def _module(self, key: str) -> Module | None:
         return next((module for module in modules(self.folder, self.kind) if module.key == key), None)
