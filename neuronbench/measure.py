@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from neuronbench.measure_training import Trained
     from neuronbench.records import OpenRecord
     from neuronbench.session import Session
+    from neuronbench.spans import Span
     from neuronbench.training import TrainJob
     from neuronbench.weights import Shipped
 
@@ -124,6 +125,18 @@ class Measure:
     def note(self, text: str) -> None:
         """A remark for the receipt and the MLflow run."""
         self.record.notes.append(str(text))
+
+    def spans(self, spans: Sequence[Span]) -> None:
+        """Keep what stages took part in what was measured, and when (`neuronbench.spans`): every span in a table, a
+        sample of them as traces in MLflow. Once in a point, and after its windows: it writes a file.
+        """
+        from neuronbench import spans as table
+
+        if table.TABLE in self.record.tables:
+            raise RuntimeError(f"{self.point.id}: measure.spans was called before in this point: give it all at once")
+        table.write(self.folder / table.FILE, spans)
+        self.record.tables[table.TABLE] = table.FILE
+        self.record.workload.setdefault("epoch", clock_epoch())
 
     def check(self, key: str, *, at_most: float | None = None, at_least: float | None = None) -> float:
         """Fail the point with outcome `slo_miss` unless the metric `key` is there and within the limits.

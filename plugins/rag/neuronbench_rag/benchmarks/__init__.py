@@ -1,0 +1,1 @@
+"""Benchmarks of the lane `rag`; collected wherever a project's `benchmarks` are."""
