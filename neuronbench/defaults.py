@@ -34,6 +34,30 @@ def register_lanes(register: Callable[[LaneInfo], None]) -> None:
     )
     register(
         LaneInfo(
+            name="quantization",
+            title="Quantised forms of a served model beside itself",
+            headline=(
+                "output_throughput_tok_s",
+                "tpot_p50_ms",
+                "weights_size_bytes",
+                "kv_bytes_per_token_bytes",
+                "server_rss_max_MiB",
+                "accuracy_ratio",
+                "changed_tokens_share",
+            ),
+            needs=("endpoint",),
+            definitions={
+                "weights_size": ("B", "lower", "bytes of the weight files that the server loaded"),
+                "kv_bytes_per_token": ("B", "lower", "bytes of the KV cache / tokens that fit into it, by the server"),
+                "changed_tokens": (
+                    "share", None, "greedy tokens after random prompts that are not the unquantised server's / all"
+                ),
+                "vs_unquantized": ("", None, "what the server did / the same of the unquantised one in this session"),
+            },
+        )
+    )  # fmt: skip
+    register(
+        LaneInfo(
             name="encoder",
             title="A compiled encoder called in a loop",
             headline=("latency_p50_ms", "latency_p99_ms", "throughput_items_s", "max_abs_err", "accuracy_ratio"),
