@@ -35,12 +35,12 @@ class Compiler:
         self.seconds: dict[str, float] = {}
         """Graph → what it took, cached or not."""
         if plan.native:
-            root = os.environ.get("VLLM_CACHE_ROOT") or os.path.expanduser("~/.cache/vllm")
-            self.folder = Path(root) / "neuron" / "compile_cache"
+            kept = os.environ.get("VLLM_CACHE_ROOT") or os.path.expanduser("~/.cache/vllm")
+            self.folder = Path(kept) / "neuron" / "compile_cache"
         else:
-            root = Path(os.environ.get("NEURONBENCH_NEURON_ROOT") or "/")  # of the made-up host, never the real one's
-            told_url = os.environ.get("NEURON_COMPILE_CACHE_URL")
-            self.folder = Path(told_url or root / "var/tmp/neuron-compile-cache") / COMPILER
+            # That of the made-up host: the real one's is never touched.
+            default = Path(os.environ.get("NEURONBENCH_NEURON_ROOT") or "/") / "var/tmp/neuron-compile-cache"
+            self.folder = Path(os.environ.get("NEURON_COMPILE_CACHE_URL") or default) / COMPILER
 
     def key(self, graph: str) -> str:
         plan = self.plan
