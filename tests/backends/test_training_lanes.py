@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from neuronbench import config, datasets, grid
-from neuronbench.backends.cpu import endpoint, trainer
-from neuronbench.model import FrozenMap, Metric
+from neuronbench import config, datasets, grid, trainers
+from neuronbench.backends.cpu import endpoint
+from neuronbench.model import FrozenMap, Metric, Point
 from neuronbench.plugins import Plugins
 from neuronbench.training import TrainJob
 
@@ -46,9 +46,12 @@ def test_every_point_is_a_job(lane: str, size: str, backend: str) -> None:
 @pytest.mark.parametrize("size", ["quick", "full"])
 @pytest.mark.parametrize("lane", LANES)
 def test_every_point_can_be_trained_on_the_cpu(lane: str, size: str, tmp_path: Path) -> None:
-    settings = config.load(tmp_path)
+    settings, plugins = config.load(tmp_path), Plugins(entry_points=False)
+    provider, backend = plugins.provider("trainer/trl-cpu"), plugins.backend("cpu")
     for name, params in points(lane, size):
-        assert trainer.wrong_job(TrainJob.from_point(params), settings) == "", (name, params)
+        point = Point(benchmark="b.py::f", lane=lane, backend="cpu", params=FrozenMap(params), id="p")
+        refused = provider.spec(point, backend, settings).settings.get(trainers.REFUSED, "")
+        assert refused == "", (name, params)
 
 
 @pytest.mark.parametrize("lane", LANES)
