@@ -53,9 +53,12 @@ class Answer:
         return len(self.tokens) - self.sizes[0]
 
 
-def tokenize(endpoint: Endpoint, text: str, *, timeout_s: float) -> list[int]:
-    """Token ids of a text, by the server. Raises `ValueError` for a server that does not say."""
-    payload = {"model": endpoint.model, "prompt": text}
+def tokenize(endpoint: Endpoint, text: str, *, special: bool, timeout_s: float) -> list[int]:
+    """Token ids of a text, by the server; `special`: with what its model has a text begin with.
+
+    Raises `ValueError` for a server that does not say, `http.Unreachable`.
+    """
+    payload = {"model": endpoint.model, "prompt": text, "add_special_tokens": special}
     answer = http.request(
         endpoint.base_url, "/tokenize", payload=payload, api_key=endpoint.api_key, timeout_s=timeout_s
     )

@@ -100,11 +100,13 @@ def _leg(
 
 
 def _prompts(endpoint: Endpoint, plan: Plan) -> tuple[list[Prompt], tuple[int, ...]]:
-    def encode(text: str) -> list[int]:
-        return tokenize(endpoint, text, timeout_s=30.0)
+    def encode(text: str, special: bool = False) -> list[int]:
+        return tokenize(endpoint, text, special=special, timeout_s=30.0)
 
     try:
-        return prompts.cut(encode, categories=plan.categories, each=plan.each, tokens=plan.prompt_tokens)
+        bare, whole = encode("a"), encode("a", special=True)
+        head = whole[: len(whole) - len(bare)] if whole[-len(bare) :] == bare else []
+        return prompts.cut(encode, categories=plan.categories, each=plan.each, tokens=plan.prompt_tokens, head=head)
     except http.Unreachable as error:
         raise _failed(endpoint, "no_tokens", f"the server did not tokenise a prompt: {error}") from error
 

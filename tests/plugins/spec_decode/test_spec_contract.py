@@ -8,8 +8,8 @@ from neuronbench.testing.contracts import LaneContract
 
 pytest.importorskip("neuronbench_spec_decode", reason="plugins/spec_decode is not installed: make harness")
 
-import neuronbench_spec_decode  # noqa: E402
-from spec_truth import CONFTEST  # noqa: E402
+import neuronbench_spec_decode
+from spec_truth import CONFTEST
 
 
 class TestLane(LaneContract):

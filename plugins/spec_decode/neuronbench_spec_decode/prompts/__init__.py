@@ -36,24 +36,35 @@ def texts(category: str) -> list[str]:
 
 
 def cut(
-    encode: Callable[[str], Sequence[int]], *, categories: Sequence[str], each: int, tokens: int
+    encode: Callable[[str], Sequence[int]],
+    *,
+    categories: Sequence[str],
+    each: int,
+    tokens: int,
+    head: Sequence[int] = (),
 ) -> tuple[list[Prompt], tuple[int, ...]]:
-    """The last `tokens` tokens of `each` texts of every kind, and a prompt of that length to warm up with.
+    """`tokens` tokens of `each` texts of every kind, and a prompt of that length to warm up with.
 
-    The end is kept, as that is where a text asks for what is to come. Raises `ValueError` for texts that are too few or
-    too short.
+    The end of a text is kept, as that is where it asks for what is to come; `head`, what the model has every text begin
+    with, stands before it and counts. Raises `ValueError` for texts that are too few or too short.
     """
     made = []
+    room = tokens - len(head)
+    if room < 1:
+        raise ValueError(
+            f"prompt_tokens: expected more than the {len(head)} that every text begins with, found {tokens}"
+        )
     for category in categories:
         known = texts(category)
         if not 1 <= each <= len(known):
             raise ValueError(f"prompts: expected 1 to {len(known)} of each category, found {each}")
         for number, text in enumerate(known[:each], start=1):
             ids = list(encode(text))
-            if len(ids) < tokens:
+            if len(ids) < room:
                 raise ValueError(
-                    f"prompt_tokens: expected at most {len(ids)}, all that {category}/{number} has; found {tokens}"
+                    f"prompt_tokens: expected at most {len(head) + len(ids)}, all that {category}/{number} has; "
+                    f"found {tokens}"
                 )
-            made.append(Prompt(category=category, number=number, ids=tuple(ids[-tokens:])))
+            made.append(Prompt(category=category, number=number, ids=(*head, *ids[-room:])))
     warm = list(encode(_WARM_UP * (tokens // 8 + 1)))
-    return made, tuple(warm[-tokens:])
+    return made, (*head, *warm[-room:])
