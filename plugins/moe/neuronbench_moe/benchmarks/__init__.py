@@ -1,0 +1,1 @@
+"""Benchmarks of the lane `moe`, and its grids."""

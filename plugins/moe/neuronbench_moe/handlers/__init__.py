@@ -1,0 +1,1 @@
+"""Handlers of this plugin: they run in a stack, by file path."""
