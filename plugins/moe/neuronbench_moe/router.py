@@ -20,7 +20,7 @@ CALL_S: Final = 1800.0
 
 
 class RouterProvider(ModelProvider):
-    """`neuronbench.protocols.Provider` of routers, on the host whatever the hardware. Parameters: those of the model."""
+    """`neuronbench.protocols.Provider` of routers, on the host whatever the hardware; parameters are the model's."""
 
     def check(self, spec: ResourceSpec, backend: Backend, settings: Any) -> Unsupported | None:
         if spec.settings["weights"] == "dummy":
