@@ -62,19 +62,35 @@ class Summary:
 
 def parse(text: str) -> Summary:
     """The summary in the output of `view`. Raises `ProfileError` for what is none."""
-    try:
-        document = json.loads(text, parse_constant=lambda name: None)
-    except (ValueError, RecursionError):
-        found = " ".join(text.split())[:80]
-        raise ProfileError("profile_unreadable", f"the profiler's summary: expected JSON, found {found!r}") from None
+    document = _document(text)
     table = _table(document)
     if table is None:
-        raise ProfileError(
-            "profile_unreadable",
-            "the profiler's summary: expected an object whose first value is a table of metrics, or one with a list "
-            f"`summary`; found {type(document).__name__}",
-            remedy="The form may have changed with the tool's version; the record names the version.",
-        )
+        raise _no_table(document)
+    return _summary(table)
+
+
+def parse_all(text: str) -> dict[str, Summary]:
+    """All summaries in the output of `view` of a folder, by the tool's names. Raises `ProfileError` where none is."""
+    document = _document(text)
+    if isinstance(document, dict) and isinstance(document.get("summary"), list):
+        document = {str(index): table for index, table in enumerate(document["summary"])}
+    tables = document.items() if isinstance(document, dict) else ()
+    found = {str(name): _summary(table) for name, table in tables if isinstance(table, dict) and table}
+    if not found:
+        raise _no_table(document)
+    return found
+
+
+def _no_table(document: Any) -> ProfileError:
+    return ProfileError(
+        "profile_unreadable",
+        "the profiler's summary: expected an object whose first value is a table of metrics, or one with a list "
+        f"`summary`; found {type(document).__name__}",
+        remedy="The form may have changed with the tool's version; the record names the version.",
+    )
+
+
+def _summary(table: Mapping[str, Any]) -> Summary:
     metrics: dict[str, float | None] = {}
     odd: list[str] = []
     for name, value in table.items():
@@ -83,6 +99,14 @@ def parse(text: str) -> Summary:
         metrics[name] = _number(name, value, odd)
     versions = {name: str(table[name]) for name in VERSIONS if isinstance(table.get(name), str)}
     return Summary(metrics=metrics, versions=versions, odd=tuple(odd))
+
+
+def _document(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=lambda name: None)
+    except (ValueError, RecursionError):
+        found = " ".join(text.split())[:80]
+        raise ProfileError("profile_unreadable", f"the profiler's summary: expected JSON, found {found!r}") from None
 
 
 def _table(document: Any) -> Mapping[str, Any] | None:
