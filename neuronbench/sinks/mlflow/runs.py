@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from neuronbench.model import Record
 from neuronbench.receipts import Receipt, ReceiptError, ReceiptStore, SessionManifest
-from neuronbench.sinks.mlflow import artifacts, claims, inputs, mapping, notes, series, traces
+from neuronbench.sinks.mlflow import artifacts, claims, inputs, mapping, notes, series, span_traces, traces
 from neuronbench.sinks.mlflow.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -95,21 +95,24 @@ class Writer:
             problems = artifacts.send(client, run_id, receipt, stowed, table, steps, Path(scratch))
         problems += [each for each in (problem, *strange) if each]
         series.write(client, run_id, record, steps, end_ms=end_ms)
-        if table is not None and self.trace_limit > 0:
+        if self.trace_limit > 0:
             problems += self._traces(client, experiment, run_id, receipt, table)
         if problems:
             client.set_tag(run_id, "nb.incomplete", "; ".join(problems)[: mapping.TAG_VALUE_LIMIT])
         client.set_terminated(run_id, mapping.status(record), end_time=end_ms)
 
     def _traces(
-        self, client: MlflowClient, experiment: str, run_id: str, receipt: Receipt, table: pyarrow.Table
+        self, client: MlflowClient, experiment: str, run_id: str, receipt: Receipt, table: pyarrow.Table | None
     ) -> list[str]:
         """Traces are worth less than the run: what goes wrong with them is said on the run, unless nobody answers."""
         try:
-            count = traces.write(
-                self.gateway.uri, experiment, run_id, receipt.record, table,
-                fingerprint=receipt.fingerprint, limit=self.trace_limit,
-            )  # fmt: skip
+            count = 0
+            for rows, kind in ((table, traces), (span_traces.table_of(receipt), span_traces)):
+                if rows is not None:
+                    count += kind.write(
+                        self.gateway.uri, experiment, run_id, receipt.record, rows,
+                        fingerprint=receipt.fingerprint, limit=self.trace_limit,
+                    )  # fmt: skip
         except Exception as error:
             if self.gateway.unreachable(error):
                 raise

@@ -44,10 +44,15 @@ def choose(requests: Requests, limit: int, *, seed: str) -> list[Sample]:
     """
     counted = requests.counted if requests.counted.any() else np.ones(requests.rows, dtype=np.bool_)
     begun = counted & (np.isfinite(requests.sent_s) | np.isfinite(requests.scheduled_s))
-    chance = random.Random(seed)
     bad = [int(row) for row in np.flatnonzero(begun & ~requests.ok)]
     good = np.flatnonzero(begun & requests.ok)
     slow_first = [int(row) for row in good[np.argsort(-np.nan_to_num(requests.e2e_ms[good], nan=-1.0), kind="stable")]]
+    return pick(bad, slow_first, limit, seed=seed)
+
+
+def pick(bad: Sequence[int], slow_first: Sequence[int], limit: int, *, seed: str) -> list[Sample]:
+    """At most `limit` rows: a third each of the slowest, of the `bad`, and of the others at random."""
+    chance = random.Random(seed)
     share = max(1, limit // 3)
     failed = sorted(chance.sample(bad, min(len(bad), share)))
     slowest = slow_first[: min(share, limit - len(failed))]
