@@ -18,7 +18,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from neuronbench import Backend, BootContext, Failure, Point, PointFailure, ProviderInfo, ResourceSpec, Unsupported
+from neuronbench import (
+    Backend,
+    BootContext,
+    Failure,
+    Point,
+    PointFailure,
+    ProviderInfo,
+    ResourceSpec,
+    Unsupported,
+    modelfiles,
+)
 from neuronbench import models as references
 from neuronbench.artifacts import ArtifactCache, Words
 from neuronbench.model import FrozenMap, Json, Metric
@@ -118,7 +128,7 @@ def obtain(boot: Boot) -> MoeModel:
     if given["weights"] == "pretrained":
         found = _resolved(boot, given["model"])
         try:
-            config = references.modelfiles.read_config(found.path)
+            config = modelfiles.read_config(found.path)
             return MoeModel(boot.spec, found.path, config, {"weights": "pretrained", "model": found.facts()})
         except ValueError as error:
             raise _failed("model_not_counted", str(error)) from error
@@ -161,9 +171,9 @@ def _with_ids(config: Mapping[str, Any], tokenizer: Path | None) -> dict[str, An
     made = {"dtype": "bfloat16", "hidden_act": "silu", **config}
     if tokenizer is None:
         return made
-    of_tokenizer = references.modelfiles.read_config(tokenizer)
+    of_tokenizer = modelfiles.read_config(tokenizer)
     made.update({name: of_tokenizer[name] for name in _IDS if of_tokenizer.get(name) is not None})
-    vocabulary = references.modelfiles.vocabulary(tokenizer)
+    vocabulary = modelfiles.vocabulary(tokenizer)
     if vocabulary is not None and vocabulary.size > config["vocab_size"]:
         raise _failed(
             "vocabulary_too_small", f"the tokenizer has {vocabulary.size} tokens, vocab_size is {config['vocab_size']}"
