@@ -53,15 +53,20 @@ class Answer:
         return len(self.tokens) - self.sizes[0]
 
 
-def tokenize(endpoint: Endpoint, text: str, *, special: bool, timeout_s: float) -> list[int]:
-    """Token ids of a text, by the server; `special`: with what its model has a text begin with.
+def tokenize(endpoint: Endpoint, text: str, *, asked: bool, timeout_s: float) -> list[int]:
+    """Token ids of a text, by the server; `asked`: as a user's message to be answered, where it has a chat template.
 
     Raises `ValueError` for a server that does not say, `http.Unreachable`.
     """
-    payload = {"model": endpoint.model, "prompt": text, "add_special_tokens": special}
+    payload: dict[str, Any] = {"model": endpoint.model, "prompt": text}
+    if asked:
+        message = {"role": "user", "content": text}
+        payload = {"model": endpoint.model, "messages": [message], "add_generation_prompt": True}
     answer = http.request(
         endpoint.base_url, "/tokenize", payload=payload, api_key=endpoint.api_key, timeout_s=timeout_s
     )
+    if asked and answer.status == 400:  # no template: it is a model that was not taught to answer
+        return tokenize(endpoint, text, asked=False, timeout_s=timeout_s)
     document = answer.json()
     ids = document.get("tokens") if isinstance(document, dict) else None
     if answer.status != 200 or not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):

@@ -100,13 +100,11 @@ def _leg(
 
 
 def _prompts(endpoint: Endpoint, plan: Plan) -> tuple[list[Prompt], tuple[int, ...]]:
-    def encode(text: str, special: bool = False) -> list[int]:
-        return tokenize(endpoint, text, special=special, timeout_s=30.0)
+    def encode(text: str, asked: bool) -> list[int]:
+        return tokenize(endpoint, text, asked=asked, timeout_s=30.0)
 
     try:
-        bare, whole = encode("a"), encode("a", special=True)
-        head = whole[: len(whole) - len(bare)] if whole[-len(bare) :] == bare else []
-        return prompts.cut(encode, categories=plan.categories, each=plan.each, tokens=plan.prompt_tokens, head=head)
+        return prompts.cut(encode, categories=plan.categories, each=plan.each, tokens=plan.prompt_tokens)
     except http.Unreachable as error:
         raise _failed(endpoint, "no_tokens", f"the server did not tokenise a prompt: {error}") from error
 

@@ -104,12 +104,20 @@ def test_neurons_provider_takes_what_its_grid_says(backend: str) -> None:
 # -- prompts
 
 
+def framed(text: str, asked: bool) -> list[int]:
+    """A byte a token, after a mark, and within a frame of its own where it is asked."""
+    return [1000, *([1001, 1002, *text.encode(), 1003] if asked else text.encode())]
+
+
 def test_prompts_end_as_their_texts_do_and_are_equally_long() -> None:
-    asked, warm = prompts.cut(lambda text: list(text.encode()), categories=["chat", "repeat"], each=2, tokens=40)
+    asked, warm = prompts.cut(framed, categories=["chat", "repeat"], each=2, tokens=40)
     assert [each.name for each in asked] == ["chat/1", "chat/2", "repeat/1", "repeat/2"]
-    assert {len(each.ids) for each in asked} == {40}
-    assert bytes(asked[0].ids).decode().endswith("Assistant:")
-    assert len(warm) == 40
+    assert {len(each.ids) for each in asked} == {40} == {len(warm)}
+    assert asked[0].ids[:3] == (1000, 1001, 1002)
+    assert bytes(asked[0].ids[3:-1]).decode() == prompts.texts("chat")[0][-36:]
+    assert asked[0].ids[-1] == 1003
+    assert asked[2].ids[0] == warm[0] == 1000
+    assert bytes(asked[2].ids[1:]).decode() == prompts.texts("repeat")[0][-39:]
     assert warm not in {each.ids for each in asked}
 
 
@@ -117,27 +125,20 @@ def test_texts_are_enough_and_long_enough() -> None:
     for category in prompts.CATEGORIES:
         found = prompts.texts(category)
         assert len(found) == len(set(found)) == 4
-        # the full grid's 128 tokens are there with any tokenizer that makes a token of five letters or fewer
-        assert min(map(len, found)) >= 128 * 5
-
-
-def test_what_every_text_begins_with_stays_and_counts() -> None:
-    asked, warm = prompts.cut(lambda text: list(text.encode()), categories=["chat"], each=1, tokens=20, head=[1, 2])
-    assert asked[0].ids[:2] == warm[:2] == (1, 2)
-    assert bytes(asked[0].ids[2:]).decode().endswith("Assistant:")
-    assert len(asked[0].ids) == len(warm) == 20
-    with pytest.raises(ValueError, match="more than the 2 that every text begins with, found 2"):
-        prompts.cut(lambda text: list(text.encode()), categories=["chat"], each=1, tokens=2, head=[1, 2])
+        # the full grid's 128 tokens are there with any tokenizer that makes a token of four letters or fewer
+        assert min(map(len, found)) >= 128 * 4
 
 
 def test_too_few_or_too_short_texts_are_refused() -> None:
-    def encode(text: str) -> list[int]:
-        return list(range(20))
+    def encode(text: str, asked: bool) -> list[int]:
+        return [7, 7, *text.encode()][:20]
 
     with pytest.raises(ValueError, match="prompts: expected 1 to 4 of each category, found 5"):
         prompts.cut(encode, categories=["chat"], each=5, tokens=10)
-    with pytest.raises(ValueError, match="expected at most 20, all that chat/1 has; found 21"):
+    with pytest.raises(ValueError, match="prompt_tokens: expected 3 to 20, all that chat/1 has; found 21"):
         prompts.cut(encode, categories=["chat"], each=1, tokens=21)
+    with pytest.raises(ValueError, match="expected 3 to 20, all that chat/1 has; found 2"):
+        prompts.cut(encode, categories=["chat"], each=1, tokens=2)
     with pytest.raises(ValueError, match="expected some of code, chat"):
         prompts.texts("chats")
 
@@ -230,8 +231,10 @@ class There:
 def test_an_answer_carries_its_tokens_and_agrees_with_the_counters() -> None:
     with TruthServer(ttft_ms=5) as server:
         there: Any = There(server, "truth:speculate,drafted=4,kept=3-0-x,step_ms=2")
-        ids = asking.tokenize(there, "some words to begin with", special=False, timeout_s=10)
-        assert asking.tokenize(there, "some words to begin with", special=True, timeout_s=10)[1:] == ids
+        ids = asking.tokenize(there, "some words to begin with", asked=False, timeout_s=10)
+        framed = asking.tokenize(there, "some words to begin with", asked=True, timeout_s=10)
+        assert len(framed) > len(ids)
+        assert [token for token in framed if token in ids] == ids[1:]
         reader = Reader(f"{server.url}/metrics")
         before = reader.read()
         found = asking.ask(there, ids, tokens=12, timeout_s=10)
@@ -240,7 +243,7 @@ def test_an_answer_carries_its_tokens_and_agrees_with_the_counters() -> None:
         assert found.sizes == (1, 4, 1, 1, 4, 1)
         assert found.tokens == tuple(range(12))
         assert found.counted == 12
-        assert found.prompt_tokens == len(ids) == 5
+        assert found.prompt_tokens == len(ids) == 6
         assert (counted.generated, counted.drafts, counted.drafted, counted.kept) == (12, 4, 16, 6)
         assert counted.kept_at == (2, 2, 2, 0)
         assert disagreement(found, counted, 4) == ""
