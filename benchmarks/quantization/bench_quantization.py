@@ -15,7 +15,7 @@ import neuronbench as nb
 PASSAGES = (Path(__file__).parents[1] / "serving" / "passages.txt").read_text(encoding="utf-8").splitlines()
 COMPARED = (
     "output_throughput_tok_s", "tpot_p50_ms", "ttft_p50_ms", "server_rss_max_MiB", "weights_size_bytes",
-    "kv_bytes_per_token_bytes", "accuracy_ratio",
+    "kv_bytes_per_token_bytes", "device_memory_max_bytes", "accuracy_ratio",
 )  # fmt: skip
 
 

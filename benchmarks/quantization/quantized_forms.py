@@ -20,8 +20,6 @@ from neuronbench.model import Json
 from neuronbench.serving import http
 from neuronbench.serving.tokens import Continuation, NoTokens, continuations
 
-OWN: Final = frozenset({"weights", "refused", "shrinks"})
-"""Keys of an option that are not parameters of the server."""
 MEMORY: Final = ("weights_size", "kv_bytes_per_token")
 DRIFT_LIMIT: Final = 0.10
 PROBES, PROBE_INPUT, PROBE_OUTPUT = 4, 48, 32
@@ -34,7 +32,7 @@ class Option:
     """One of a point's `options`: which parameters differ from the unquantised server's.
 
     `weights = "int8"`: the weights are quantised by `int8_weights`. `shrinks`: which memory must be less (`MEMORY`).
-    `refused`: why it is not tried on this backend.
+    The point's `refused` says why one is not tried on its backend.
     """
 
     name: str
@@ -52,7 +50,7 @@ class Option:
         given = dict(options[name])
         made = cls(
             name=name, weights=str(given.pop("weights", "")), shrinks=str(given.pop("shrinks", "")),
-            refused=str(given.pop("refused", "")), parameters=given,
+            refused=str((point.get("refused") or {}).get(name, "")), parameters=given,
         )  # fmt: skip
         if made.weights not in ("", "int8"):
             raise ValueError(f"options.{name}.weights: expected 'int8', found {made.weights!r}")
