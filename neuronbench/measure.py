@@ -367,19 +367,21 @@ class Measure:
         return measure_training.compare(self._opened, one, other, same=False)
 
     @contextmanager
-    def lease(self, kind: str, **changes: Json) -> Iterator[Any]:
+    def lease(self, kind: str, *, beside: bool = False, **changes: Json) -> Iterator[Any]:
         """Lease a resource for a part of the point: `with measure.lease("trainer") as trainer:`.
 
         For benchmarks that need several, one after the other, or one that they make themselves; say which kinds with
         `nb.bench(leases=...)`, so that points are skipped where there is none. `changes` are parameters of the point
         that differ for this resource, such as `model="file:/tmp/merged"` or `world_size=2`. It stays alive for later
-        leases of an equal spec until its cores are needed. The record lists all that were leased, in order.
+        leases of an equal spec until its cores are needed. The record lists all that were leased, as they were given
+        back; the first of them is the record's own. `beside`: it takes none of the backend's cores, for a backend whose
+        device is the host and whose work the benchmark itself keeps apart, by pinning, while it uses several at once.
 
         Raises `PointFailure` when this backend cannot do it, `BootError` when it does not come up.
         """
         from neuronbench import measure_handover
 
-        with measure_handover.lease(self._session, self._opened, kind, changes) as resource:
+        with measure_handover.lease(self._session, self._opened, kind, changes, beside=beside) as resource:
             yield resource
 
     def ladder(

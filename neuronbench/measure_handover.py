@@ -33,7 +33,9 @@ ANSWER_TIMEOUT_S: Final = 120.0
 
 
 @contextmanager
-def lease(session: Session, opened: OpenRecord, kind: str, changes: Mapping[str, Json]) -> Iterator[Resource]:
+def lease(
+    session: Session, opened: OpenRecord, kind: str, changes: Mapping[str, Json], *, beside: bool = False
+) -> Iterator[Resource]:
     """Lease a resource for part of a point; see `Measure.lease`."""
     record = opened.record
     point = record.point
@@ -44,6 +46,8 @@ def lease(session: Session, opened: OpenRecord, kind: str, changes: Mapping[str,
         text = f"{kind}: {verdict.reason}"
         raise PointFailure(Failure(kind="unsupported", phase="boot", message=text, causal_line=verdict.reason))
     spec = session.spec(point, kind)
+    if beside:
+        spec = replace(spec, cores=0)
     if changes and kind == "endpoint" and session.settings.endpoint:
         text = f"this point serves what it makes ({_named(changes)}), and --nb-endpoint names a server of somebody else"
         raise PointFailure(

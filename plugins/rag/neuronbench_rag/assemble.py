@@ -7,6 +7,7 @@
 | `embedder` | `compiled` | or `endpoint` (`/v1/embeddings`), or `hashing`, which is no model |
 | `embed_model` | – | model reference of the embedder |
 | `embed_length`, `embed_batch`, `embed_dtype`, `embed_threads` | 64, 1, float32, 1 | what it is compiled for |
+| `embed_beside` | false | it takes none of the backend's cores: where the device is the host, pinned (`threads`) |
 | `search` | `exact` | or `hnsw` with `m`, `ef_construction`, `ef_search` |
 | `candidates` | 10 | passages that the search returns |
 | `reranker` | `none` | or `maxsim`, `endpoint` with `rerank_model`, or `seeded`, a negative test |
@@ -153,7 +154,7 @@ def embedder_of(measure: Any, point: Point, leased: dict[str, Any]) -> Iterator[
     kind = str(point.get("embedder", "compiled"))
     if kind not in EMBEDDERS:
         checked(lambda: _refuse("embedder", EMBEDDERS, kind))
-    batch = int(point.get("embed_batch", 1))
+    batch, beside = int(point.get("embed_batch", 1)), bool(point.get("embed_beside", False))
     if kind == "hashing":
         yield HashingEmbedder(ignores_mask=bool(point.get("hashing_ignores_mask", False)))
         return
@@ -163,7 +164,7 @@ def embedder_of(measure: Any, point: Point, leased: dict[str, Any]) -> Iterator[
     if kind == "endpoint":
         served = {"model": model, "served_model": None, "dtype": point.get("embed_dtype", "float32"),
                   "max_model_len": None, "engine_args": {"runner": "pooling"}}  # fmt: skip
-        with measure.lease("endpoint", **served) as endpoint:
+        with measure.lease("endpoint", beside=beside, **served) as endpoint:
             leased["embed_endpoint"] = endpoint
             yield EndpointEmbedder(endpoint, batch=batch)
         return
@@ -173,10 +174,13 @@ def embedder_of(measure: Any, point: Point, leased: dict[str, Any]) -> Iterator[
         "batch_size": batch, "sequence_length": int(point.get("embed_length", 64)),
         "dtype": point.get("embed_dtype", "float32"), "threads": int(point.get("embed_threads", 1)),
     }  # fmt: skip
-    with measure.lease("compiled_model", **shape) as compiled:
-        leased["compiled_model"] = compiled
+    with contextlib.ExitStack() as model:
+        compiled = leased["compiled_model"] = model.enter_context(
+            measure.lease("compiled_model", beside=beside, **shape)
+        )
         told = compiled.facts.get("model") or {}
-        with measure.lease("tokenizer", tokenizer=str(told.get("path") or "")) as tokenizer:
+        # The model is given back before the tokenizer, so that it is the one the record is of.
+        with measure.lease("tokenizer", tokenizer=str(told.get("path") or "")) as tokenizer, model:
             yield checked(lambda: CompiledEmbedder(compiled, tokenizer))
 
 
@@ -191,7 +195,7 @@ def reranker_of(measure: Any, point: Point, corpus: Corpus, embedded: Embedded) 
             _refuse("rerank_model", ("a model reference of a cross-encoder",), point.get("rerank_model"))
         served = {"model": point["rerank_model"], "served_model": None, "dtype": point.get("embed_dtype", "float32"),
                   "max_model_len": None, "engine_args": {"runner": "pooling"}}  # fmt: skip
-        with measure.lease("endpoint", **served) as endpoint:
+        with measure.lease("endpoint", beside=bool(point.get("embed_beside", False)), **served) as endpoint:
             yield ServedReranker(endpoint, corpus.passages)
     elif kind == "maxsim":
         yield MaxSim(corpus.ids, embedded.tokens)
