@@ -168,20 +168,46 @@ def embedder_of(measure: Any, point: Point, leased: dict[str, Any]) -> Iterator[
             leased["embed_endpoint"] = endpoint
             yield EndpointEmbedder(endpoint, batch=batch)
         return
-    tokens = point.get("reranker") == "maxsim"
-    shape = {
-        "model": model, "family": "encoder" if tokens else "embedding", "task": "raw_output" if tokens else "embed",
-        "batch_size": batch, "sequence_length": int(point.get("embed_length", 64)),
-        "dtype": point.get("embed_dtype", "float32"), "threads": int(point.get("embed_threads", 1)),
-    }  # fmt: skip
     with contextlib.ExitStack() as model:
         compiled = leased["compiled_model"] = model.enter_context(
-            measure.lease("compiled_model", beside=beside, **shape)
+            measure.lease("compiled_model", beside=beside, **shape_of(point))
         )
         told = compiled.facts.get("model") or {}
         # The model is given back before the tokenizer, so that it is the one the record is of.
         with measure.lease("tokenizer", tokenizer=str(told.get("path") or "")) as tokenizer, model:
             yield checked(lambda: CompiledEmbedder(compiled, tokenizer))
+
+
+def shape_of(point: Point) -> dict[str, Any]:
+    """What the embedder is compiled as: `maxsim` needs the vectors of tokens, so that the host pools."""
+    tokens = point.get("reranker") == "maxsim"
+    return {
+        "model": point.get("embed_model"), "family": "encoder" if tokens else "embedding",
+        "task": "raw_output" if tokens else "embed", "batch_size": int(point.get("embed_batch", 1)),
+        "sequence_length": int(point.get("embed_length", 64)), "dtype": point.get("embed_dtype", "float32"),
+        "threads": int(point.get("embed_threads", 1)),
+    }  # fmt: skip
+
+
+def embedder_accuracy(measure: Any, point: Point) -> None:
+    """Whether the compiled embedder answers as its reference in fp32: questions and the passages that answer them.
+
+    Each question's partner is its best passage, and the other way round; a passage answers one question only here.
+    """
+    from neuronbench import accuracy
+
+    corpus = checked(lambda: corpora.load(point.get("corpus"), questions=point.get("questions")))
+    pairs: dict[str, str] = {}
+    for question in corpus.questions:
+        pairs.setdefault(max(question.grades, key=lambda id: question.grades[id]), question.text)
+    texts = [text for passage, question in pairs.items() for text in (question, corpus.passages[passage])]
+    shape = shape_of(point)
+    output = "embedding" if shape["family"] == "embedding" else "last_hidden_state"
+    with measure.lease("compiled_model", **shape) as model:
+        samples = accuracy.encode(
+            model, texts, name=f"{corpus.name} pairs", truth=[index ^ 1 for index in range(len(texts))]
+        )
+        measure.accuracy(model, samples, measure=accuracy.Similarity(output=output))
 
 
 @contextlib.contextmanager

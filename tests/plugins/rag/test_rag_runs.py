@@ -91,10 +91,10 @@ def test_the_index_was_used_and_the_stages_are_the_query(spoiled: dict[str, Any]
 def test_agent_judge_and_answers_leave_their_counts(tmp_path: Path) -> None:
     _, points = run(
         tmp_path / "p", "questions=3", "rounds=2", "shown=1", "max_tokens=4", "ttft_ms=2", "window_s=0.3",
-        only="bench_agentic or bench_together",
+        "load=pair", only="bench_answers or bench_load",
     )  # fmt: skip
-    (record,) = (record for name, record in points.items() if "agentic" in name)
-    (pair,) = (record for name, record in points.items() if "together" in name)
+    (record,) = (record for name, record in points.items() if "answers" in name)
+    (pair,) = (record for name, record in points.items() if "load" in name)
     for stage in ("embed", "prefill", "decode"):
         alone, together = (pair["metrics"][f"{id}_{stage}_p50_ms"]["value"] for id in ("alone", "together"))
         assert pair["metrics"][f"slowdown_{stage}_ratio"]["value"] == pytest.approx(together / alone)

@@ -1,11 +1,19 @@
-"""Retrieval, its index, answers, load, an agent, and two models beside each other."""
+"""The embedder, retrieval, its index, answers (also of an agent), load (also of two models beside each other)."""
 
 from typing import Any
 
 import neuronbench as nb
 from neuronbench_rag import agent, haystack, results, together
-from neuronbench_rag.assemble import assembled, checked
+from neuronbench_rag.assemble import assembled, checked, embedder_accuracy
 from neuronbench_rag.pipeline import each, loaded
+
+LOADS = ("retrieval", "answers", "pair")
+
+
+@nb.bench(lane="rag", grid="rag/embedder", leases=("compiled_model",))
+def bench_embedder(measure: Any, point: nb.Point) -> None:
+    """The compiled embedder answers as its weights do in fp32, on questions and passages: what retrieval stands on."""
+    embedder_accuracy(measure, point)
 
 
 @nb.bench(lane="rag", grid="rag/retrieval", leases=("vector_store", "compiled_model"))
@@ -25,35 +33,28 @@ def bench_index(measure: Any, point: nb.Point) -> None:
 
 @nb.bench(lane="rag", grid="rag/answers", leases=("vector_store", "compiled_model", "endpoint"))
 def bench_answers(measure: Any, point: nb.Point) -> None:
-    """From question to answer, one at a time: exact answers, and the time of each stage."""
+    """From question to answer, one at a time: exact answers, and the time of each stage; `rounds`: of an agent."""
     with assembled(measure, point, generates=True) as setup:
-        results.record(measure, setup, each(setup.pipeline, setup.corpus.questions, passes=point["passes"]))
+        if point["rounds"]:
+            run = checked(lambda: agent.each(setup.pipeline, setup.corpus.questions, rounds=point["rounds"]))
+            agent.record(measure, run, rounds=point["rounds"])
+        else:
+            run = each(setup.pipeline, setup.corpus.questions)
+        results.record(measure, setup, run)
 
 
 @nb.bench(lane="rag", grid="rag/load", leases=("vector_store", "compiled_model", "endpoint"))
 def bench_load(measure: Any, point: nb.Point) -> None:
-    """Questions per second of clients that ask without a pause."""
+    """Questions per second of clients that ask without a pause; or embedder and model beside each other, as a pair."""
     results.quiet_gate(measure)
-    with assembled(measure, point, generates=point["generates"]) as setup:
+    if point["load"] not in LOADS:
+        raise ValueError(f"load: expected one of {', '.join(LOADS)}, found {point['load']!r}")
+    with assembled(measure, point, generates=point["load"] != "retrieval") as setup:
+        if point["load"] == "pair":
+            together.measure_together(measure, setup, seconds=point["window_s"])
+            return
         run = loaded(
             setup.pipeline, setup.corpus.questions, concurrency=point["concurrency"], seconds=point["window_s"]
         )
         results.throughput(measure, run)
         results.record(measure, setup, run)
-
-
-@nb.bench(lane="rag", grid="rag/agentic", leases=("vector_store", "compiled_model", "endpoint"))
-def bench_agentic(measure: Any, point: nb.Point) -> None:
-    """Retrieve, answer, judge, refine: what do more rounds bring, and can the judge tell?"""
-    with assembled(measure, point, generates=True) as setup:
-        run = checked(lambda: agent.each(setup.pipeline, setup.corpus.questions, rounds=point["rounds"]))
-        results.record(measure, setup, run)
-        agent.record(measure, run, rounds=point["rounds"])
-
-
-@nb.bench(lane="rag", grid="rag/together", leases=("vector_store", "compiled_model", "endpoint"))
-def bench_together(measure: Any, point: nb.Point) -> None:
-    """Embedder and language model at work at the same time, against each alone."""
-    results.quiet_gate(measure)
-    with assembled(measure, point, generates=True) as setup:
-        together.measure_together(measure, setup, seconds=point["window_s"])
