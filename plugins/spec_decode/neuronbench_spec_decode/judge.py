@@ -18,6 +18,9 @@ DRIFT_LIMIT: Final = 0.10
 """Two rounds of the baseline may differ by this share before a speed-up is only provisional."""
 CONTENTION_LIMIT_PCT: Final = 25.0
 """What other programs may use of the host meanwhile; 100 % is one core."""
+CEILING_LIMIT: Final = 1.15
+"""A step that verifies a draft computes more than one that does not. How much shorter it may be measured all the same,
+before a speed-up says more of the baseline's bad luck than of speculation."""
 FIT_LIMIT: Final = 0.15
 """Error of the fitted cost, as a share of a step, beyond which nothing is predicted from it."""
 
@@ -48,7 +51,8 @@ def judge(seen: Climb) -> Judged:
     )
     gates = [
         _baseline_repeats(by_k[0]), _lossless(differing, answers, seen.dtype), _lengths(rows, seen),
-        _conserved(rows), _speculated(by_k, ks), _fits(line), _drift(by_k[0], seen.plan.rounds), _contended(seen.legs),
+        _conserved(rows), _speculated(by_k, ks), _ceiling(by_k), _fits(line), _drift(by_k[0], seen.plan.rounds),
+        _contended(seen.legs),
     ]  # fmt: skip
     return Judged(metrics=metrics, gates=gates, facts=_facts(seen, by_k, speedups, line))
 
@@ -74,10 +78,10 @@ def _of_k(k: int, rows: Sequence[Row]) -> list[Metric]:
     metrics = [
         LANE.metric("decode_step", decoding / steps, stat=stat, n=steps),
         LANE.metric("tpot", decoding / decoded, stat=stat, n=decoded, note="all decoding / all tokens of it"),
-        LANE.metric("ttft", fmean(row.answer.ttft_ms for row in rows), stat=stat, n=len(rows), note="mean"),
     ]
     if not k:
-        return metrics
+        ttft = fmean(row.answer.ttft_ms for row in rows)
+        return [*metrics, LANE.metric("ttft", ttft, stat=stat, n=len(rows), note="mean")]
     counted, why = _counted(rows), "the server does not report speculation"
     metrics += [
         LANE.metric("tokens_per_step", decoded / steps, stat=stat, n=steps),
@@ -124,6 +128,13 @@ def _best(speedups: Mapping[int, pairs.Speedup], longest_rows: Sequence[Row], lo
         _ratio("acceptance_rate", counted.kept, counted.drafted, stat="longest", why=why),
         _ratio("accepted_per_step", counted.kept, counted.drafts, stat="longest", why=why),
     ]
+    for category in dict.fromkeys(row.prompt.category for row in longest_rows):
+        rows = [row for row in longest_rows if row.prompt.category == category]
+        of_it, steps = _counted(rows), sum(row.answer.steps for row in rows)
+        metrics += [
+            _ratio("acceptance_rate", of_it.kept, of_it.drafted, stat=category, why=why),
+            LANE.metric("tokens_per_step", sum(row.answer.decoded for row in rows) / steps, stat=category, n=steps),
+        ]
     for position, kept in enumerate(counted.kept_at):
         metrics.append(_ratio("acceptance_rate", kept, counted.drafts, stat=f"k{longest}_pos{position}", why=why))
     return metrics
@@ -158,13 +169,10 @@ def _cost(
         known = found if usable else None
         edge = f"the longest that was measured; it may lie beyond k = {longest}" if found and found.k == longest else ""
         note = edge if known else why
-        metrics += [
-            LANE.metric("predicted_best_k", known.k if known else None, stat=category, n=line.n, note=note),
-            LANE.metric("predicted_speedup", known.speedup if known else None, stat=category, n=line.n, note=note),
-        ]
-        if category:
-            counted = _counted(rows)
-            metrics.append(_ratio("acceptance_rate", counted.kept, counted.drafted, stat=category, why="not reported"))
+        metrics.append(LANE.metric("predicted_best_k", known.k if known else None, stat=category, n=line.n, note=note))
+        if not category:
+            speedup = known.speedup if known else None
+            metrics.append(LANE.metric("predicted_speedup", speedup, n=line.n, note=note))
     return metrics
 
 
@@ -261,6 +269,23 @@ def _fits(line: cost.Fit | None) -> Gate:
     return Gate(
         id="cost_model", passed=line.relative_error <= FIT_LIMIT, observed=line.relative_error, limit=FIT_LIMIT,
         severity="info", message="error of the fitted time of a step, as a share of a step without a draft",
+    )  # fmt: skip
+
+
+def _ceiling(by_k: Mapping[int, Sequence[Row]]) -> Gate:
+    """No speed-up beyond the tokens that a step emits: a draft makes no step shorter than one without."""
+    step = {
+        k: sum(row.answer.decode_ms for row in rows) / sum(row.answer.steps for row in rows)
+        for k, rows in by_k.items()
+    }  # fmt: skip
+    worst = max((k for k in step if k), key=lambda k: step[0] / step[k])
+    beyond = step[0] / step[worst]
+    passed = beyond <= CEILING_LIMIT
+    text = f"a step without a draft took {step[0]:.4g} ms, one at k = {worst} {step[worst]:.4g} ms: the speed-up is "
+    text += "that much more than the tokens of a step can explain"
+    return Gate(
+        id="ceiling", passed=passed, observed=beyond, limit=CEILING_LIMIT, severity="provisional",
+        message="" if passed else text,
     )  # fmt: skip
 
 
