@@ -251,7 +251,11 @@ class Session:
         if info is not None:
             provider = self.plugins.provider(info.name)
             given = set(provider.spec(point, self.plugins.backend(point.backend), self.settings).settings)
-        kept = {name: value for name, value in point.params.items() if name not in given or name in point.axes}
+        kept = {
+            name: value
+            for name, value in point.params.items()
+            if name not in given or name in point.axes or name == PROFILE
+        }
         return replace(point, params=FrozenMap({**kept, "endpoint": redact(self.settings.endpoint)}))
 
     def unsupported(self, point: Point, needs: Sequence[str]) -> Unsupported | None:
@@ -267,6 +271,11 @@ class Session:
             )
         for kind in needs:
             if kind == "endpoint" and self.settings.endpoint:
+                if point.get(PROFILE):
+                    return Unsupported(
+                        reason=f"{PROFILE}: the server of --nb-endpoint was started by somebody else, and only a start "
+                        "of its own can be captured; leave --nb-profile or --nb-endpoint out"
+                    )
                 continue
             provider_info = self.plugins.provider_for(kind, point.backend, wanted_provider(point, kind))
             if provider_info is None:

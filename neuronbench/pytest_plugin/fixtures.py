@@ -12,7 +12,7 @@ from neuronbench.measure import Measure
 from neuronbench.model import Point, ResourceRef
 from neuronbench.protocols import Endpoint, Resource
 from neuronbench.pytest_plugin.collection import mark_of
-from neuronbench.pytest_plugin.keys import OPEN, POINT, SPEC, session_of
+from neuronbench.pytest_plugin.keys import LEASED, OPEN, POINT, SPEC, session_of
 from neuronbench.records import shown
 from neuronbench.session import Session
 from neuronbench.telemetry.request import TelemetryRequest
@@ -55,6 +55,7 @@ def leased(request: pytest.FixtureRequest, point: Point, kind: str) -> Iterator[
         lease = session.pool.lease(spec)
         with lease:
             record.resource = session.reference(lease.resource)
+            request.node.stash.setdefault(LEASED, []).append(lease.resource)
             yield lease.resource
     finally:
         if record.resource is None and not record.closed:

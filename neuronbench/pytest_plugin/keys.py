@@ -7,6 +7,7 @@ import pytest
 from neuronbench.config import Settings
 from neuronbench.model import Point, ResourceSpec
 from neuronbench.plugins import Plugins
+from neuronbench.protocols import Resource
 from neuronbench.records import OpenRecord
 from neuronbench.session import Session
 
@@ -28,6 +29,8 @@ REPEAT: pytest.StashKey[int] = pytest.StashKey()
 NEEDS: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
 SPEC: pytest.StashKey[ResourceSpec] = pytest.StashKey()
 OPEN: pytest.StashKey[OpenRecord] = pytest.StashKey()
+LEASED: pytest.StashKey[list[Resource]] = pytest.StashKey()
+"""What its fixtures leased."""
 
 
 def session_or_none(config: pytest.Config) -> Session | None:

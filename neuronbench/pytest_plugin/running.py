@@ -14,7 +14,7 @@ from neuronbench.measure import DeadlineExceeded, PointFailure, SloMiss
 from neuronbench.model import Failure, Gate, Outcome, slug
 from neuronbench.plugins import warn
 from neuronbench.protocols import BootError
-from neuronbench.pytest_plugin.keys import OPEN, POINT, REPEAT, SPEC, session_of, session_or_none
+from neuronbench.pytest_plugin.keys import LEASED, OPEN, POINT, REPEAT, SPEC, session_of, session_or_none
 from neuronbench.pytest_plugin.terminal import Terminal
 from neuronbench.records import OpenRecord
 from neuronbench.session import Session
@@ -86,9 +86,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Backstop: a point that hangs outside neuronbench's own deadlines is ended by an alarm."""
-    free = threading.current_thread() is threading.main_thread() and not signal.getitimer(signal.ITIMER_REAL)[0]
-    if POINT not in item.stash or not free:
+    if POINT not in item.stash:
         return (yield)
+    free = threading.current_thread() is threading.main_thread() and not signal.getitimer(signal.ITIMER_REAL)[0]
+    if not free:
+        return (yield from _called(item))
     deadline_s = session_of(item.config).settings.deadlines.point
     seconds = deadline_s + min(DEADLINE_SLACK_S, deadline_s)
 
@@ -104,10 +106,29 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     previous = signal.signal(signal.SIGALRM, expired)
     signal.setitimer(signal.ITIMER_REAL, seconds, ALARM_AGAIN_S)  # again and again: a bare `except` may swallow one
     try:
-        return (yield)
+        return (yield from _called(item))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+
+
+def _called(item: pytest.Item) -> Generator[None, object, object]:
+    """Run the benchmark, and tell the resources it leased that it has ended, while its record is open.
+
+    A resource that wants to know has `point_ends(record, into, failed=)`: one that was profiled, say, which leaves
+    what was captured.
+    """
+    failed = True
+    try:
+        result = yield
+        failed = False
+    finally:
+        for resource in item.stash.get(LEASED, ()):
+            ends = getattr(resource, "point_ends", None)
+            if callable(ends):
+                opened = item.stash[OPEN]
+                ends(opened.record, opened.folder, failed=failed)
+    return result
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -1,5 +1,5 @@
-"""A fake `neuron-explorer` and `neuron-profile`: summaries of what the fake `torch_xla` left when it was to be
-profiled.
+"""A fake `neuron-explorer` and `neuron-profile`: summaries of what made-up runtimes left when they were to be profiled,
+and traces of programs that it runs itself, on cores that have to be free.
 
 `install(box)` puts one on the box's PATH; `form`, `odd` and `fault` say how it answers. As a program it needs the
 standard library only.
@@ -7,6 +7,7 @@ standard library only.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -25,7 +26,7 @@ def install(
     box: FakeBox, name: str = "neuron-explorer", *, form: str = "summary", odd: bool = False, fault: str = ""
 ) -> Path:
     """`form`: `summary` (an object whose first value is the table) or `json`; `odd`: a throttle counter says 25,300 %;
-    `fault`: `crash` (status 1), `garbage` (what is no JSON)."""
+    `fault`: `crash` (status 1), `garbage` (what is no JSON), `no_trace` (captures well, and leaves none)."""
     box.write(STATE, json.dumps({"form": form, "odd": odd, "fault": fault}))
     return box.tool(name, Path(__file__))
 
@@ -37,6 +38,8 @@ def main(arguments: list[str]) -> int:
         print("neuron-explorer 2.29.10.0%kaena-tools/2.29@0123abc")
         return 0
     given = dict(zip(arguments[1::2], arguments[2::2], strict=False))
+    if arguments[:1] == ["capture"]:
+        return capture(box, arguments[1:], state["fault"])
     known = {"-n", "-s", "-d", "--output-format", "--output-file"}
     unknown = sorted(set(given) - known)
     if arguments[:1] != ["view"] or unknown:
@@ -45,19 +48,65 @@ def main(arguments: list[str]) -> int:
     if state["fault"] == "crash":
         print('level=fatal msg="failed to process the trace"', file=sys.stderr)
         return 1
-    told = json.loads(Path(given["-s"]).read_text(encoding="utf-8"))
-    if told["ntff_version"] not in SUPPORTED:
-        found = told["ntff_version"]
-        print(f"level=fatal msg=NTFF version {found} is not supported, supported versions are 1-3", file=sys.stderr)
-        return 1
-    table = summary(told["total_time"], state["odd"])
-    text = json.dumps({"profile_0": table} if state["form"] == "summary" else {"summary": [table], "instruction": []})
+    if "-d" in given:
+        traces = sorted(Path(given["-d"]).rglob("*.ntff"))
+        if not list(Path(given["-d"]).rglob("ntrace.pb")):  # the real one takes a folder only with a system's trace
+            print("level=fatal msg=No metadata found for system profile", file=sys.stderr)
+            return 1
+    else:
+        traces = [Path(given["-s"])]
+    tables = {}
+    for path in traces:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told["ntff_version"] not in SUPPORTED:
+            found = told["ntff_version"]
+            print(f"level=fatal msg=NTFF version {found} is not supported, supported versions are 1-3", file=sys.stderr)
+            return 1
+        tables["profile_0" if "-s" in given else path.stem] = summary(told["total_time"], state["odd"])
+    listed = {"summary": list(tables.values()), "instruction": []}
+    text = json.dumps(tables if state["form"] == "summary" else listed)
     if state["fault"] == "garbage":
         text = "total_time: 12 ms"
     if given.get("--output-file"):
         Path(given["--output-file"]).write_text(text, encoding="utf-8")
     else:
         print(text)
+    return 0
+
+
+def capture(box: Path, words: list[str], fault: str) -> int:
+    """`-n NEFF -s NTFF --num-exec=N --profile-nth-exec=N`: the trace of the last execution, under a name of the tool's
+    own."""
+    given = {}
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        given[name] = value if equals else next(rest, "")
+    wanted = {"-n", "-s", "--num-exec", "--profile-nth-exec"}
+    if given.keys() != wanted:
+        print(f"unknown or missing flag: {' '.join(sorted(given.keys() ^ wanted))}")
+        return 1
+    told = os.environ.get("NEURON_RT_VISIBLE_CORES", "")
+    cores = [int(core) for core in told.split(",") if core.isdecimal()]
+    if len(cores) != 1:
+        print(f"level=fatal msg=one core, found NEURON_RT_VISIBLE_CORES={told!r}", file=sys.stderr)
+        return 1
+    lock = box / f"run/neuron/cores/nc{cores[0]}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w", encoding="utf-8") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("level=fatal msg=NeuronCore(s) not available - Requested:1 Available:0", file=sys.stderr)
+            return 1
+        if fault == "no_trace" or not Path(given["-n"]).is_file():
+            return 0 if fault == "no_trace" else 1
+        nth = given["--profile-nth-exec"]
+        into = Path(given["-s"])
+        version = int(os.environ.get("NEURONBENCH_FAKE_NTFF_VERSION", "3"))
+        into.with_name(f"{into.stem}_exec_{nth}.ntff").write_text(
+            json.dumps({"total_time": 0.003, "ntff_version": version}), encoding="utf-8"
+        )
     return 0
 
 

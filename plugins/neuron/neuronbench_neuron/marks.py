@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from neuronbench import Gate, Record
+from neuronbench_neuron.profile.record import mark as profiled
 
 
 def mark(record: Record) -> None:
     """Add to an open record of a point: a gate when others were on the devices, notes on what is not certain."""
+    spec = record.resource.spec if record.resource is not None else {}
+    asked = record.resource is not None and (spec.get("profile") or record.point.get("profile"))
+    compiles = record.kind != "point" and record.resource is not None and record.resource.kind == "compiled_model"
+    if asked and not compiles:  # a compile runs without the profiler
+        profiled(record)
     if record.kind != "point":
         return
     facts = record.environment.facts

@@ -19,7 +19,8 @@ from neuronbench.worker.client import Launch, Worker
 from neuronbench.worker.compiled import WorkerModel
 from neuronbench_neuron import compat, cores, stacks
 from neuronbench_neuron.compiled import flags
-from neuronbench_neuron.hardware import Hardware
+from neuronbench_neuron.compiled.profiled import Captured, ProfiledModel
+from neuronbench_neuron.hardware import Hardware, tool_environment
 
 HANDLERS: Final = Path(__file__).parent / "handlers"
 MODULE: Final = "traced"
@@ -30,7 +31,7 @@ call is faster."""
 VERSIONS: Final = ("neuronx-cc", "torch-neuronx", "torch", "torch-xla", "libneuronxla", "transformers", "python")
 
 
-class NeuronModel(WorkerModel):
+class NeuronModel(ProfiledModel):
     """A traced model on cores of its own."""
 
     compile_cache: Path | None = None
@@ -57,6 +58,12 @@ class NeuronCompiledBoot(CompiledBoot):
         super().__init__(spec, context)
         self.host: Hardware = host_of(context.backend)
         self._leases: dict[int, cores.CoreLease] = {}
+
+    def run(self) -> WorkerModel:
+        model = super().run()
+        if "profile" in self.given and isinstance(model, ProfiledModel):
+            model.captured = self._captured()
+        return model
 
     def begin(self, stack: Stack) -> None:
         self.facts.update(compat.facts(use_of(self.spec, self.host, stack)))
@@ -147,6 +154,10 @@ class NeuronCompiledBoot(CompiledBoot):
             "caches_through_host": any(told["writes"] for told in made["parts_made"].values()),
         }
 
+    def neff_of(self, part: str) -> str:
+        """Name of the file, without its suffix, in which a part's NEFF is kept with the artifact."""
+        return part
+
     def let_go(self) -> None:
         for lease in self._leases.values():
             lease.release()
@@ -157,6 +168,15 @@ class NeuronCompiledBoot(CompiledBoot):
     def compile_cache(self) -> Path:
         """Of the workers: it begins empty and goes with them."""
         return self.scratch / "neuron-compile-cache"
+
+    def _captured(self) -> Captured:
+        made = self.facts["artifact"]["parts_made"]
+        kept = {name: told["neff"] for name, told in made.items() if told["neff"]}
+        return Captured(
+            neffs={name: f"{self.neff_of(name)}.neff" for name in kept},
+            executables={name: told["executables"] for name, told in kept.items()},
+            host=self.host, environ=tool_environment(self.host.root),
+        )  # fmt: skip
 
     def _told(self) -> dict[str, Json]:
         what, to = flags.auto_cast(self.given)

@@ -23,6 +23,7 @@ from neuronbench.protocols import Floor
 from neuronbench.worker.client import Launch, Worker
 from neuronbench.worker.compiled import WorkerModel
 from neuronbench_neuron.compiled.boot import HANDLERS, VERSIONS, NeuronCompiledBoot, lnc_of, target_of
+from neuronbench_neuron.compiled.profiled import ProfiledModel
 
 FAMILY: Final = "nki"
 MODULE: Final = "kernels"
@@ -48,7 +49,7 @@ def wrong(given: Mapping[str, Json]) -> str:
     return ""
 
 
-class KernelModel(WorkerModel):
+class KernelModel(ProfiledModel):
     """A kernel on a core. Its calls give answers; its times come from the SDK's own loop."""
 
     def device_times(self, *, warmup: int, iterations: int) -> list[Metric]:
@@ -102,6 +103,9 @@ class KernelBoot(NeuronCompiledBoot):
             arguments={"kernel": given["task"], "rows": given["rows"], "columns": given["columns"]},
             env=self._environment(stack, self._lease(0) if compiling else None),
         )  # fmt: skip
+
+    def neff_of(self, part: str) -> str:
+        return "kernel"
 
     def build(self, source: Mapping[str, Json], *, reference: bool) -> dict[str, Json]:
         return {}

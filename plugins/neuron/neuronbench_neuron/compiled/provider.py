@@ -14,6 +14,7 @@ Parameters of a point: those of `neuronbench.compiled.settings` (`threads` are t
 | `loading` | `eager` | or `lazy`, `async`: kept in the saved file; the first call then pays, and is timed apart |
 | `inline_weights` | true | weights are part of the NEFF |
 | `analyze` | true | ask `torch_neuronx.analyze` before the compiler runs; unsupported operators fail then and there |
+| `profile` | false | when the point has ended, the tool executes its NEFFs once more and captures a profile |
 
 With `family` = `nki` it is a kernel instead: see `kernels.py`.
 """
@@ -33,6 +34,7 @@ from neuronbench.worker.compiled import WorkerModel
 from neuronbench_neuron import compat
 from neuronbench_neuron.compiled import flags, kernels
 from neuronbench_neuron.compiled.boot import NeuronCompiledBoot, host_of, split_of, use_of
+from neuronbench_neuron.profile import tools as profiler
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
@@ -55,17 +57,25 @@ class NeuronCompiledProvider(CompiledProvider):
         return kind(spec, context).run()
 
     def check(self, spec: ResourceSpec, backend: Backend, settings: Settings) -> Unsupported | None:
-        if spec.settings["family"] != kernels.FAMILY:
+        given = spec.settings
+        unseen = profiler.refused(given.get("profile"), given["worker_env"], host_of(backend).root)
+        if unseen:
+            return Unsupported(reason=unseen)
+        if given["family"] != kernels.FAMILY:
             return super().check(spec, backend, settings)
-        wrong = kernels.wrong(spec.settings) or flags.wrong(spec.settings)
+        wrong = kernels.wrong(given) or flags.wrong(given)
         if wrong:
             return Unsupported(reason=wrong)
         return without_stack(backend, "compile", settings) or self.missing(spec, backend, settings)
 
     def spec(self, point: Point, backend: Backend, settings: Settings) -> ResourceSpec:
-        """It has all cores of the host: as many copies as fit may be asked for."""
+        """It has all cores of the host: as many copies as fit may be asked for. One that leaves a profile is nobody
+        else's: it ends with its point."""
         spec = super().spec(point, backend, settings)
-        return replace(spec, cores=max(len(host_of(backend).visible), 1))
+        given = spec.settings
+        if point.get("profile", False) is not False:
+            given = FrozenMap({**given, "profile": True, "profile_of": point.id})
+        return replace(spec, settings=given, cores=max(len(host_of(backend).visible), 1))
 
     def missing(self, spec: ResourceSpec, backend: Backend, settings: Settings) -> Unsupported | None:
         """A combination of hardware and software that cannot work."""

@@ -24,11 +24,13 @@ Parameters of a point that are this provider's business (others are ignored):
 | `compile_timeout_s` | the boot's deadline | limit for compiling one graph (generation 2) |
 | `engine_args` | {} | more command-line arguments of vLLM, `{name: value}` |
 | `server_env` | {} | more environment variables |
+| `profile` | false | the runtime captures a profile from start to end of a server that is this point's alone |
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -44,7 +46,8 @@ from neuronbench.serving.openai_server import boot as boot_server
 from neuronbench.serving.server import OpenAIServer
 from neuronbench_neuron import compat, cores, stacks
 from neuronbench_neuron.hardware import Hardware
-from neuronbench_neuron.serving import buckets, command, evidence, generations, readiness, told
+from neuronbench_neuron.profile import tools as profiler
+from neuronbench_neuron.serving import buckets, command, evidence, generations, profiled, readiness, told
 from neuronbench_neuron.serving.generations import Generation
 from neuronbench_neuron.serving.log import CAPPED, NEURON
 from neuronbench_neuron.serving.server import Caches, NeuronServer, state
@@ -80,9 +83,7 @@ class NeuronServingProvider:
         whole = all(one is None or (isinstance(one, int) and one > 0) for one in (copies, asked))
         whole = whole and isinstance(made.settings["engine_args"], Mapping)
         held = (asked or ranks(made.settings, backend.info.name)) if whole else 1
-        return ResourceSpec(
-            kind=made.kind, backend=made.backend, provider=made.provider, settings=made.settings, cores=held
-        )
+        return replace(made, settings=profiled.of_point(made.settings, point), cores=held)
 
     def check(self, spec: ResourceSpec, backend: Backend, settings: Settings) -> Unsupported | None:
         reason = wrong(spec.settings)
@@ -105,7 +106,9 @@ class NeuronServingProvider:
             generation = generations.of(stack.packages)
         except generations.UnknownGeneration as error:
             return Unsupported(reason=str(error))
-        reason = refused(spec.settings, generation, length)
+        reason = refused(spec.settings, generation, length) or profiler.refused(
+            spec.settings.get("profile"), spec.settings["server_env"], host.root, profiled.mode(generation)
+        )
         return Unsupported(reason=reason) if reason else verdict
 
     def boot(self, spec: ResourceSpec, context: BootContext) -> NeuronServer:
@@ -187,6 +190,8 @@ class _Boot:
         self.spec, self.context, self.settings = spec, context, spec.settings
         self.deadline = time.monotonic() + context.deadline_s
         self.facts: dict[str, Json] = {}
+        self.captured: Path | None = None
+        """Where the runtime leaves a profile, where one was asked for."""
 
     def run(self) -> NeuronServer:
         found = vllm.prepare(self.spec, self.context, self.deadline)
@@ -202,13 +207,19 @@ class _Boot:
             )  # fmt: skip
         except BaseException:
             lease.release()
+            self._discard()
             raise
         try:
             return self._ready(server, lease, start, before)
         except BaseException:
             server.stop()
             lease.release()
+            self._discard()
             raise
+
+    def _discard(self) -> None:
+        if self.captured is not None:
+            shutil.rmtree(self.captured, ignore_errors=True)
 
     # -- before
 
@@ -230,7 +241,7 @@ class _Boot:
         if reason:
             raise self.error("unsupported", reason, "Change the point's parameters as said.")
         # Where compiled graphs are kept, and how long they may take, does not change what is answered.
-        asked = {name: value for name, value in self.settings.items() if name not in _PLACES}
+        asked = {name: value for name, value in self.settings.items() if name not in _PLACES | profiled.SETTINGS}
         self.facts["artifact"] = identity.artifact(
             replace(self.spec, settings=FrozenMap(asked)),
             weights=found.model.facts(),
@@ -255,8 +266,9 @@ class _Boot:
             # A folder for exactly these settings: what is found there is never of others, which would be ignored.
             given = self.settings["artifacts"]
             weights = found.model.facts().get("weights_digest") or str(found.model.path)
+            settled = {name: value for name, value in self.settings.items() if name not in profiled.SETTINGS}
             name = fingerprint(
-                {"settings": self.settings, "weights": weights, "packages": found.stack.packages,
+                {"settings": settled, "weights": weights, "packages": found.stack.packages,
                  "target": host.instance_type or host.family, "cores": host.logical_core_config},
                 digest_bytes=12,
             )  # fmt: skip
@@ -288,6 +300,11 @@ class _Boot:
             self.settings, start.generation, lease.environ(base, vllm=version), lease.ids, start.places, host,
             boot_s=max(1.0, self.deadline - time.monotonic()),
         )  # fmt: skip
+        if "profile" in self.settings:
+            self.captured = profiled.folder(self.context)
+            env.update(profiled.environment(self.captured, start.generation))
+            self.context = profiled.patient(self.context)
+            self.facts["profile"] = profiled.mode(start.generation)
         self.facts.update(
             generation=start.generation.id,
             generation_title=start.generation.title,
@@ -354,8 +371,9 @@ class _Boot:
         )
         made = self._compile_metrics(happened)
         return NeuronServer(
-            server, lease, known, start.caches, facts=facts, boot_metrics=[*server.boot_metrics, took, *made]
-        )
+            server, lease, known, start.caches, facts=facts, boot_metrics=[*server.boot_metrics, took, *made],
+            captured=self.captured, root=start.host.root,
+        )  # fmt: skip
 
     @staticmethod
     def _compile_metrics(happened: list[Any]) -> list[Any]:

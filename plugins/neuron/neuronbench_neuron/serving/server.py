@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from neuronbench import Record
 from neuronbench.model import Failure, Json, Metric, ResourceSpec
 from neuronbench.protocols import SamplerSpec, Vocabulary
 from neuronbench.serving.server import OpenAIServer
@@ -12,6 +14,7 @@ from neuronbench.witness import SeenWindow, Testimony
 from neuronbench_neuron.caches import Delta, Snapshot, snapshot
 from neuronbench_neuron.caches.layout import Kind
 from neuronbench_neuron.cores import CoreLease
+from neuronbench_neuron.profile.record import leave, mark
 from neuronbench_neuron.serving import evidence, watch
 
 
@@ -27,7 +30,11 @@ class NeuronServer:
         *,
         facts: Mapping[str, Json],
         boot_metrics: Sequence[Metric],
+        captured: Path | None = None,
+        root: Path = Path("/"),
     ) -> None:
+        """`captured`: where its runtime leaves profiles; None where it makes none. `root`: of the host."""
+        self._captured, self._root = captured, root
         self._server, self._lease, self.known, self.caches = server, lease, known, caches
         self.facts, self.boot_metrics = facts, boot_metrics
         self.spec: ResourceSpec = server.spec
@@ -51,6 +58,19 @@ class NeuronServer:
         """End the server; its cores are free afterwards, and not before: the process that held them is gone."""
         self._server.stop()
         self._lease.release()
+
+    def point_ends(self, record: Record, into: Path, *, failed: bool) -> None:
+        """A server whose runtime captured a profile ends with its point: traces are whole when their processes have
+        ended. Raises `PointFailure`."""
+        if self._captured is None:
+            return
+        mark(record)
+        self.stop()
+        try:
+            if not failed:
+                leave(record, self._captured, into, self._root)
+        finally:
+            shutil.rmtree(self._captured, ignore_errors=True)
 
     def testify(self, seen: SeenWindow) -> Testimony:
         return evidence.testify(seen, self.known)

@@ -13,6 +13,7 @@ from pathlib import Path
 from . import options, plan
 from .compiling import Compiler, say
 from .failing import end, fail
+from .profiling import Capture
 from .settings import Told
 
 
@@ -92,10 +93,16 @@ def _serve(made: plan.Plan, told: Told, compiler: Compiler, working: int, *, por
         port=port, ttft_ms=told.ttft_ms, tpot_ms=told.tpot_ms, max_concurrency=working, models=(made.served,),
         max_model_len=made.length, prefix_cache=made.prefix_caching,
     )  # fmt: skip
-    service = functools.partial(NeuronService, plan=made, told=told, compiler=compiler, startup_s=startup_s)
+    capture = Capture(asynchronous=made.native)
+    service = functools.partial(
+        NeuronService, plan=made, told=told, compiler=compiler, startup_s=startup_s, capture=capture
+    )
 
     def ready(url: str) -> None:
         print(f"(APIServer pid={os.getpid()}) INFO:     Waiting for application startup.", file=sys.stderr)
         print(f"(APIServer pid={os.getpid()}) INFO:     Application startup complete.", file=sys.stderr, flush=True)
 
-    serve(settings, service=service, ready=ready)
+    try:
+        serve(settings, service=service, ready=ready)
+    finally:
+        capture.close()

@@ -16,6 +16,7 @@ from neuronbench.testing.truth.settings import Settings
 from .compiling import Compiler
 from .failing import fail
 from .plan import Plan
+from .profiling import Capture
 from .settings import Told
 
 _SEQS = tuple(2**power for power in range(8))
@@ -52,10 +53,11 @@ class NeuronService(Service):
 
     def __init__(
         self, settings: Settings, loop: Loop, slow_accept: Callable[[int], None], *, plan: Plan, told: Told,
-        compiler: Compiler, startup_s: float,
+        compiler: Compiler, startup_s: float, capture: Capture,
     ) -> None:  # fmt: skip
         super().__init__(settings, loop, slow_accept)
         self.plan, self.told, self.compiler, self.startup_s = plan, told, compiler, startup_s
+        self.capture = capture
         self.executions: dict[str, float] = {}
         self.seqs, self.batched = Bucketed(_SEQS), Bucketed(_TOKENS)
         self._answered = 0
@@ -104,6 +106,7 @@ class NeuronService(Service):
     def _ran(self, name: str, times: float) -> None:
         if not self.told.idle_device:
             self.executions[name] = self.executions.get(name, 0.0) + times
+            self.capture.ran(name)
 
     def finish(self, answer: Answer, outcome: str) -> None:
         super().finish(answer, outcome)
