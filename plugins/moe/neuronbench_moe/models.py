@@ -32,7 +32,7 @@ from neuronbench import (
 from neuronbench import models as references
 from neuronbench.artifacts import ArtifactCache, Words
 from neuronbench.model import FrozenMap, Json, Metric
-from neuronbench.worker.boot import Boot
+from neuronbench.worker.boot import Boot, without_stack
 from neuronbench_moe import control, seeded
 from neuronbench_moe import shape as shapes
 
@@ -60,7 +60,11 @@ class ModelProvider:
 
     def check(self, spec: ResourceSpec, backend: Backend, settings: Any) -> Unsupported | None:
         wrong = _wrong(spec.settings)
-        return Unsupported(reason=wrong) if wrong else None
+        if wrong:
+            return Unsupported(reason=wrong)
+        if spec.settings["weights"] != "pretrained" and not spec.settings["tokenizer"]:
+            return None
+        return without_stack(backend, "serving", settings)  # it finds the tokenizer, and serves the model later
 
     def boot(self, spec: ResourceSpec, context: BootContext) -> MoeModel:
         boot = Boot(spec, context)

@@ -68,9 +68,9 @@ def draw(name: str, shape: tuple[int, ...], seed: int) -> bytes:
         wide = name == "lm_head.weight" or name.endswith(".mlp.gate.weight")
         values = np.random.Generator(np.random.PCG64([seed, stream])).standard_normal(shape, dtype="float32")
         values *= DEVIATION * (WIDE if wide else 1.0)
-    bits = values.view("<u4").astype("u8")
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to the nearest, ties to even
-    return bytes(rounded.astype("<u2").tobytes())
+    bits = values.view("<u4")
+    bits += 0x7FFF + ((bits >> 16) & 1)  # to the nearest, ties to even
+    return bytes((bits >> 16).astype("<u2").tobytes())
 
 
 def write(config: Mapping[str, Any], path: Path, seed: int) -> int:

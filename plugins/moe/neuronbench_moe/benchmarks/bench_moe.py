@@ -7,7 +7,7 @@ from neuronbench_moe.serving import serve
 from neuronbench_moe.study import study
 
 
-@nb.bench(lane="moe", grid="moe/serving", leases=("moe_model", "endpoint"))
+@nb.bench(lane="moe", grid="moe/serving", leases=("moe_model",))
 def bench_serving(measure: Any, point: nb.Point) -> None:
     """A mixture under steady load, beside dense models of equal active and of equal total parameters."""
     serve(measure, point)
