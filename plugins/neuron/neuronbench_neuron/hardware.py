@@ -17,7 +17,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from neuronbench.catalog.instances import Instance, instance_of
@@ -134,9 +134,9 @@ def look(
     group, group_problem = _group(environ, devices, instance, family, contradictions)
     if nodes and tool is None and not group_problem:
         devices, problem = _from_sysfs(root, nodes, group or 1)
-    devices = _regrouped(devices, group)
+    devices = _regrouped(devices, group, instance)
     visible, visible_source, visible_problem = _visible(environ, devices, contradictions)
-    contradictions += _counts(nodes, devices, instance)
+    contradictions += _counts(nodes, devices, instance, group)
     return Hardware(
         root=root,
         simulated=root != Path("/") or (bool(nodes) and metadata.is_stand_in(environ)),
@@ -206,7 +206,7 @@ def _group(
     contradictions: list[str],
 ) -> tuple[int | None, str]:
     """Physical cores per core, and what is wrong with what was asked for."""
-    shown = {device.logical_core_config for device in devices} - {None}
+    shown = {_shown(device, instance) for device in devices} - {None}
     if len(shown) > 1:
         contradictions.append(f"neuron-ls shows devices of different groupings: {sorted(map(str, shown))}")
     by_tool = next(iter(shown)) if len(shown) == 1 else None
@@ -228,26 +228,26 @@ def _group(
     return (offered[0] if offered else None), ""
 
 
-def _regrouped(devices: Sequence[neuron_ls.Device], group: int | None) -> Sequence[neuron_ls.Device]:
+def _shown(device: neuron_ls.Device, instance: Instance | None) -> int | None:
+    """Physical cores per core in what `neuron-ls` shows of a device: as it says, else as its number of cores tells."""
+    if device.logical_core_config is not None or instance is None or not device.cores:
+        return device.logical_core_config
+    group, rest = divmod(instance.cores_per_device, device.cores)
+    return group if not rest and group in instance.logical_core_configs else None
+
+
+def _regrouped(
+    devices: Sequence[neuron_ls.Device], group: int | None, instance: Instance | None
+) -> Sequence[neuron_ls.Device]:
     """The devices with ids as programs see them that group cores otherwise than the tool, which did not know."""
     out, first = [], 0
     for device in devices:
-        shown = device.logical_core_config
+        shown = _shown(device, instance)
         if group is None or shown is None or shown == group:
             out.append(device)
             continue
         count = device.cores * shown // group
-        out.append(
-            neuron_ls.Device(
-                index=device.index,
-                core_ids=tuple(range(first, first + count)),
-                memory_bytes=device.memory_bytes,
-                logical_core_config=group,
-                instance_type=device.instance_type,
-                connected_to=device.connected_to,
-                processes=device.processes,
-            )
-        )
+        out.append(replace(device, core_ids=tuple(range(first, first + count)), logical_core_config=group))
         first += count
     return out
 
@@ -282,7 +282,9 @@ def _visible(
     return there, "", ""
 
 
-def _counts(nodes: Sequence[int], devices: Sequence[neuron_ls.Device], instance: Instance | None) -> list[str]:
+def _counts(
+    nodes: Sequence[int], devices: Sequence[neuron_ls.Device], instance: Instance | None, group: int | None
+) -> list[str]:
     """Numbers of devices and cores that do not go together."""
     found = []
     if devices and len(devices) != len(nodes):
@@ -290,6 +292,11 @@ def _counts(nodes: Sequence[int], devices: Sequence[neuron_ls.Device], instance:
     if instance is not None and nodes and len(nodes) != instance.devices:
         found.append(f"{len(nodes)} of the {instance.devices} devices of {instance.name} are here")
     for device in devices:
+        if instance is not None and group and device.cores * group != instance.cores_per_device:
+            found.append(
+                f"device {device.index} has {device.cores} cores of {group}, one of a {instance.name} has "
+                f"{instance.cores_per_device}"
+            )
         if instance is None or device.memory_bytes is None:
             continue
         if abs(device.memory_bytes / 2**30 - instance.memory_gib) > 0.05 * instance.memory_gib:

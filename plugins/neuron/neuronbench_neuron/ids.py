@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
+_LARGEST = 4095
+"""No host has more cores."""
 _PART = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
@@ -18,8 +21,10 @@ def parse(text: str) -> tuple[int, ...]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ValueError(f"expected a range from low to high, found {part.strip()!r} in {text!r}")
+        if last > _LARGEST:
+            raise ValueError(f"expected ids of cores, found {last}")
         ids += range(first, last + 1)
-    twice = sorted({one for one in ids if ids.count(one) > 1})
+    twice = sorted(one for one, times in Counter(ids).items() if times > 1)
     if twice:
         raise ValueError(f"expected every id once, found {show(twice)} more than once in {text!r}")
     return tuple(ids)

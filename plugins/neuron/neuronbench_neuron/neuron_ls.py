@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,7 @@ def parse(text: str) -> list[Device]:
 
 
 def _refuse_repeats(what: str, numbers: Sequence[int]) -> None:
-    twice = sorted({number for number in numbers if numbers.count(number) > 1})
+    twice = sorted(number for number, times in Counter(numbers).items() if times > 1)
     if twice:
         raise NeuronLsError(f"neuron-ls -j: {what} {twice[0]} is listed more than once")
 

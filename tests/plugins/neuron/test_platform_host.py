@@ -177,6 +177,30 @@ def test_memory_that_is_not_the_instance_s_is_named(tmp_path: Path) -> None:
     assert found.contradictions == ("device 0 has 512 GiB by neuron-ls, one of a trn2.3xlarge has 96",)
 
 
+@pytest.mark.parametrize(
+    ("shape", "shown", "variables", "cores", "group", "said"),
+    [
+        ("trn2.3xlarge", 8, {}, 8, 1, ""),
+        ("trn2.3xlarge", 4, {}, 4, 2, ""),
+        ("trn2.3xlarge", 8, {"NEURON_LOGICAL_NC_CONFIG": "2"}, 4, 2, "is 2, but neuron-ls shows 1 cores a group"),
+        ("trn2.3xlarge", 4, {"NEURON_LOGICAL_NC_CONFIG": "1"}, 8, 1, "is 1, but neuron-ls shows 2 cores a group"),
+        ("inf2.xlarge", 4, {}, 4, 1, "device 0 has 4 cores of 1, one of a inf2.xlarge has 2"),
+        ("trn2.3xlarge", 3, {}, 3, 2, "device 0 has 3 cores of 2, one of a trn2.3xlarge has 8"),
+    ],
+)
+def test_a_tool_that_does_not_say_the_grouping_is_read_by_its_number_of_cores(
+    shape: str, shown: int, variables: dict[str, str], cores: int, group: int, said: str, tmp_path: Path
+) -> None:
+    with FakeBox(shape, tmp_path / "box") as box:
+        (device,) = box.devices
+        device.pop("logical_neuroncore_config", None)
+        box.neuron_ls(devices=[{**device, "nc_count": shown, "neuroncore_ids": list(range(shown))}])
+        found = look(box, **variables)
+    assert (found.cores, found.logical_core_config, found.problem) == (cores, group, "")
+    assert said in "; ".join(found.contradictions)
+    assert bool(found.contradictions) == bool(said)
+
+
 # -- grouping and visible cores ----------------------------------------------------------------------------------------
 
 
@@ -215,6 +239,7 @@ def test_how_cores_are_grouped(
         ("inf2.xlarge", {"NEURON_RT_VISIBLE_CORES": "zero"}, "expected ids and ranges such as 0-3,5, found 'zero'"),
         ("inf2.xlarge", {"NEURON_RT_VISIBLE_CORES": "1-0"}, "expected a range from low to high"),
         ("inf2.xlarge", {"NEURON_VISIBLE_DEVICES": "0,0"}, "found 0 more than once"),
+        ("inf2.xlarge", {"NEURON_RT_VISIBLE_CORES": "0-99999"}, "expected ids of cores, found 99999"),
         ("inf2.xlarge", {"NEURON_RT_NUM_CORES": "3"}, "NEURON_RT_NUM_CORES=3: this host has 2 cores"),
         ("inf2.xlarge", {"NEURON_RT_NUM_CORES": "all"}, "NEURON_RT_NUM_CORES: expected a whole number, found 'all'"),
     ],
