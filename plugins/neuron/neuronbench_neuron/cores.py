@@ -31,7 +31,7 @@ SHARED: Final = Path("/tmp/neuronbench-neuron-cores")
 """Lock files of a real host: one folder for all users of it."""
 STRANGER_WAIT_S: Final = 5.0
 POLL_S: Final = 0.25
-VISIBLE_DEVICES_SINCE: Final = Version("0.21")
+VISIBLE_DEVICES_SINCE: Final = Version("0.21.dev0")
 """The vLLM from which on Neuron's plugin takes NEURON_VISIBLE_DEVICES and refuses NEURON_RT_VISIBLE_CORES."""
 
 

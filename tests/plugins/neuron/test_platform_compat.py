@@ -69,6 +69,9 @@ def refused(used: Any, *words: str) -> None:
         (BETA, {"trn2.3xlarge"}),
         ({"vllm": "0.21.0"} | {"vllm-neuron": "0.21.1"}, {"trn2.3xlarge"}),
         ({"vllm": "0.24.0", "vllm-neuron": "0.24.0.1.1.0"}, {"trn2.3xlarge"}),
+        ({"vllm": "0.21.0rc1+neuron", "vllm-neuron": "0.21.0.dev3"}, {"trn2.3xlarge"}),
+        ({"vllm": "0.24.0.dev7", "vllm-neuron": "0.24.0rc1"}, {"trn2.3xlarge"}),
+        ({"vllm": "0.16.0", "vllm-neuron": "0.5.0.dev1"}, {"trn2.3xlarge"}),
         ({"vllm": "0.11.0", "optimum-neuron": "0.4.5"}, {"inf2.xlarge", "trn1.2xlarge", "trn2.3xlarge"}),
         ({"vllm": "0.16.0", "optimum-neuron": "0.4.6.dev4"}, {"inf2.xlarge", "trn1.2xlarge", "trn2.3xlarge"}),
     ],
@@ -189,6 +192,51 @@ def test_a_rule_that_is_set_aside_is_noted() -> None:
     assert compat.facts(one, environ=allow)["compat.set_aside"] == "vllm-neuron-0.5-on-v2 (NEURONBENCH_NEURON_ALLOW)"
     assert "compat.set_aside" not in compat.facts(use("trn2.3xlarge", packages=SDK_2_29), environ=allow)
     assert compat.refusal(one, environ={compat.ALLOW_VARIABLE: "heads-over-cores"}) is not None
+
+
+# -- memory of models whose layers are not all alike -------------------------------------------------------------------
+
+MAVERICK: dict[str, Any] = {"model_type": "llama4", "text_config": {
+    "hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_local_experts": 128, "vocab_size": 202048,
+    "interleave_moe_layer_step": 2,
+}}  # fmt: skip
+DEEPSEEK: dict[str, Any] = {
+    "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128,
+    "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "first_k_dense_replace": 3,
+    "vocab_size": 129280, "kv_lora_rank": 512, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "published"),
+    [
+        (MAVERICK, 400.7e9),  # every second layer has experts
+        (DEEPSEEK, 671.0e9),  # the first three have none; attention is latent
+        ({**GPT_OSS, "mlp_only_layers": [0, 1]}, 20.9e9),
+    ],
+)
+def test_parameters_are_never_more_than_there_are(model: dict[str, Any], published: float) -> None:
+    assert 0.85 * published < shapes.parameters(use("trn2.48xlarge", model=model)) <= published
+
+
+def test_what_does_run_is_not_refused_for_its_memory() -> None:
+    one = use("trn2.48xlarge", packages=SDK_2_29, model=MAVERICK, tensor_parallel_size=64, max_model_len=2048)
+    assert [finding.id for finding in compat.findings(one)] == ["heads-over-cores"]  # 40 heads, which NxD pads
+    refused(one, "NEURONBENCH_NEURON_ALLOW=heads-over-cores tries it")
+    latent = use("trn2.48xlarge", model=DEEPSEEK, tensor_parallel_size=64, max_model_len=16384, max_num_seqs=64)
+    assert shapes.kv_bytes(latent) == 0
+
+
+def test_replicas_of_a_server_have_no_collectives_between_them() -> None:
+    three = {"tensor_parallel_size": 8, "data_parallel_size": 3}
+    assert compat.refusal(use("trn1.32xlarge", **three), environ={}) is None
+    refused(use("trn1.32xlarge", "train", **three), "found world_size = 24")
+
+
+def test_numbers_beyond_all_measure_are_no_numbers() -> None:
+    endless = dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"), 1.5e308)
+    assert compat.refusal(use("inf2.xlarge", model={**endless, "intermediate_size": 10**300}), environ={}) is None
 
 
 JUNK = st.one_of(

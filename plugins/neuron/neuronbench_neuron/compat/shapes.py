@@ -18,6 +18,11 @@ BYTES: Final = {
 }  # fmt: skip
 MOE_TILE: Final = 128
 TRAINING_SEQUENCE: Final = 2048
+SINCE_NATIVE: Final = ">=0.21.dev0"
+"""The vLLM of the plugin that is not NxD Inference, with what was released of it beforehand."""
+BEFORE_NATIVE: Final = "<0.21.dev0"
+LATENT: Final = "kv_lora_rank"
+"""Key of models that keep a latent in place of keys and values."""
 MOST_CORES: Final = 128
 """Of an instance: how far to look for degrees of parallelism where its cores are not known."""
 
@@ -62,11 +67,13 @@ def _parallel(use: Use) -> Iterator[Finding]:
             remedy="Less tensor parallelism, fewer replicas, or a larger instance.",
             source="AWS Neuron documentation: NEURON_RT_NUM_CORES; vllm-neuron, issue 7",
         )
+    # Replicas of a served model have nothing to say to each other; ranks that train exchange gradients.
+    together = world // use.number("data_parallel_size", 1) if use.purpose == "serve" else world
     for entry in table()["collectives"]:
         if use.backend not in entry["families"]:
             continue
         degrees, step = entry["degrees"], entry["multiples_of"]
-        for what, count in (("tensor_parallel_size", tp), ("world_size", world)):
+        for what, count in (("tensor_parallel_size", tp), ("world_size", together)):
             if count not in degrees and count % step:
                 yield Finding(
                     id="collective-degree",
@@ -89,7 +96,8 @@ def _heads(use: Use) -> Iterator[Finding]:
             rule="attention heads divide evenly over the cores of tensor parallelism",
             observed=f"{heads} heads over {tp} cores",
             limit=f"tensor parallelism over {', '.join(map(str, fitting))}",
-            remedy=f"Spread the model over {', '.join(map(str, fitting))} cores, or take another model.",
+            remedy=f"Spread the model over {', '.join(map(str, fitting))} cores, or take another model. vllm-neuron "
+            "switches vLLM's own check off, since NxD Inference pads the heads of some models: {allow} tries it.",
             source="vLLM's check of its configuration; a public study (`15 is not divisible by 2`)",
         )
     if kv and kv % tp and tp % kv:
@@ -105,7 +113,7 @@ def _heads(use: Use) -> Iterator[Finding]:
 
 def _moe(use: Use) -> Iterator[Finding]:
     hidden = use.of_model("hidden_size")
-    newer = use.purpose == "serve" and holds(">=0.21", use.packages.get("vllm", "")) is True
+    newer = use.purpose == "serve" and holds(SINCE_NATIVE, use.packages.get("vllm", "")) is True
     if use.experts and hidden % MOE_TILE and not newer:
         yield Finding(
             id="moe-hidden-size",
@@ -142,7 +150,7 @@ def _sequences(use: Use) -> Iterator[Finding]:
 
 
 def _prefix_caching(use: Use) -> Iterator[Finding]:
-    first = use.purpose == "serve" and holds("<0.21", use.packages.get("vllm", "")) is True
+    first = use.purpose == "serve" and holds(BEFORE_NATIVE, use.packages.get("vllm", "")) is True
     if not (first and use.settings.get("enable_prefix_caching") and use.packages.get("vllm-neuron")):
         return
     if not use.number("block_size"):
@@ -249,22 +257,37 @@ def weight_bytes(use: Use) -> float:
 def parameters(use: Use) -> int:
     """Parameters that a decoder of this configuration has at least: its matrices, no biases, norms or adapters.
 
-    Embeddings vocabulary × hidden (twice unless tied); each layer: q and o, k and v, and three matrices of the MLP for
-    each expert (two for models that are not gated). 0 when a number is missing.
+    Embeddings vocabulary × hidden (twice unless tied); each layer: q and o, k and v, and three matrices of the MLP
+    (two for models that are not gated), in layers with experts for each of them. Latent attention is left out. 0 when a
+    number is missing.
     """
     hidden, layers = use.of_model("hidden_size"), use.of_model("num_hidden_layers")
     heads, vocabulary = use.of_model("num_attention_heads"), use.of_model("vocab_size")
-    inner = (
-        use.of_model("moe_intermediate_size", "intermediate_size") if use.experts else use.of_model("intermediate_size")
-    )
+    dense = use.of_model("intermediate_size")
+    inner = use.of_model("moe_intermediate_size", "intermediate_size") if use.experts else dense
     if not (hidden and layers and heads and vocabulary and inner):
         return 0
     size = use.of_model("head_dim") or hidden // heads
     kv = use.of_model("num_key_value_heads") or heads
     gated = 3 if str(use.model.get("hidden_act", "silu")) in ("silu", "swiglu") else 2
-    layer = 2 * hidden * heads * size + 2 * hidden * kv * size + gated * hidden * inner * max(use.experts, 1)
+    attention = 0 if use.of_model(LATENT) else 2 * hidden * heads * size + 2 * hidden * kv * size
+    sparse = layers_with_experts(use) if use.experts else 0
+    matrices = sparse * inner * use.experts + (layers - sparse) * dense
     tied = use.model.get("tie_word_embeddings", True)
-    return layers * layer + vocabulary * hidden * (1 if tied else 2)
+    return layers * attention + gated * hidden * matrices + vocabulary * hidden * (1 if tied else 2)
+
+
+def layers_with_experts(use: Use) -> int:
+    """Layers of a mixture of experts that have them, by the keys of Llama 4, DeepSeek, Qwen; else all.
+
+    `interleave_moe_layer_step`, `decoder_sparse_step`, `moe_layer_freq`: one layer of so many has them;
+    `first_k_dense_replace`: how many at the beginning do not; `mlp_only_layers`: which others do not.
+    """
+    layers = use.of_model("num_hidden_layers")
+    step = use.of_model("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq") or 1
+    without = use.model.get("mlp_only_layers")
+    count = (layers - use.of_model("first_k_dense_replace")) // step
+    return max(count - (len(without) if isinstance(without, (list, tuple)) else 0), 0)
 
 
 def kv_bytes(use: Use) -> float:
@@ -278,9 +301,10 @@ def kv_bytes(use: Use) -> float:
     length, sequences = use.number("max_model_len"), use.number("max_num_seqs")
     if not (layers and heads and hidden and length and sequences):
         return 0.0
-    newer = holds(">=0.21", use.packages.get("vllm", "")) is True
-    if newer:
+    if holds(SINCE_NATIVE, use.packages.get("vllm", "")) is True:
         return 0.0  # its cache is what is left of the memory: sequences beyond it wait
+    if use.of_model(LATENT):
+        return 0.0  # latent attention keeps much less, and how much depends on who computes it
     window = use.of_model("sliding_window")
     tokens = min(length, window) if window and use.model.get("use_sliding_window", True) else length
     size = use.of_model("head_dim") or hidden // heads

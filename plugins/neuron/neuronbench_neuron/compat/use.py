@@ -17,6 +17,8 @@ from neuronbench.model import Json
 ALLOW_VARIABLE: Final = "NEURONBENCH_NEURON_ALLOW"
 """Ids of rules, with commas, that are not to stop a point; it is in the environment of its record then."""
 
+_LARGEST: Final = 1 << 62
+
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
@@ -120,14 +122,14 @@ def holds(specifier: str, version: str) -> bool | None:
 
 
 def whole(value: Json) -> int | None:
-    """A whole number, also as text; None for anything else."""
+    """A whole number, also as text; None for anything else, and for numbers that count nothing there is."""
     if isinstance(value, bool) or value is None:
         return None
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if number == value or isinstance(value, str) else None
+    return number if (number == value or isinstance(value, str)) and abs(number) < _LARGEST else None
 
 
 def numbers(value: Json) -> list[int]:
