@@ -42,19 +42,24 @@ class Round:
 
 @dataclass(kw_only=True)
 class AgentQuery(Query):
+    """What was found and ranked is of the first round, whose query is the question itself."""
+
     rounds: list[Round] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    """Ids that the last prompt had."""
 
 
 def ask(pipeline: Pipeline, question: Question, search: Search, *, rounds: int) -> AgentQuery:
     """One question. Passages of earlier rounds stay, the newest first, as many as the prompt takes."""
     query = AgentQuery(question=question, start_ns=time.monotonic_ns())
     clock = Clock(query)
-    text, shown = question.text, list[str]()
+    text, shown, first = question.text, list[str](), (list[str](), list[str]())
     try:
         for number in range(1, rounds + 1):
             before = len(query.stages)
             embedded = pipeline.retrieve(query, clock, text, search)
             pipeline.rerank(query, clock, text, embedded)
+            first = (query.found, query.ranked) if number == 1 else first
             shown = list(dict.fromkeys([*query.ranked[: pipeline.shown], *shown]))[: 2 * pipeline.shown]
             passages = [pipeline.corpus.passages[id] for id in shown]
             said = [pipeline.say(clock, messages(question.text, passages))]
@@ -78,7 +83,7 @@ def ask(pipeline: Pipeline, question: Question, search: Search, *, rounds: int) 
     except AskFailed as error:
         clock.end("failed", error=error.kind)
         query.failure, query.error = error.kind, error.text
-    query.ranked = shown
+    (query.found, query.ranked), query.shown = first, shown
     return query
 
 
@@ -120,6 +125,7 @@ def record(measure: Any, run: Run, *, rounds: int) -> None:
         held = [bool(query.rounds) and query.rounds[:number][-1].exact for query in asked]
         measure.metric("exactness", mean([float(x) for x in held]), stat=f"r{number}", n=len(held),
                        note=f"had it stopped after {number} rounds")  # fmt: skip
+    measure.note("times of the stages are sums over the rounds; recall, nDCG and MRR are of the first")
     verdicts = [made for query in done for made in query.rounds]
     yes = [bool(made.verdict) for made in verdicts]
     true = [bool(made.verdict) == made.has_answer for made in verdicts]

@@ -110,8 +110,12 @@ def answers(measure: Any, setup: Assembled, queries: Sequence[Query]) -> None:
     with (measure.folder / ANSWERS).open("a", encoding="utf-8") as file:
         for query, ok in zip(queries, exact, strict=True):
             said = query.said.text if query.said else None
-            row = {"question": query.question.text, "accepted": query.question.accepted, "answer": said, "exact": ok,
-                   "shown": query.ranked[: setup.pipeline.shown], "failure": query.failure}  # fmt: skip
+            shown = getattr(query, "shown", query.ranked[: setup.pipeline.shown])
+            row = {
+                "question": query.question.text, "accepted": query.question.accepted, "answer": said, "exact": ok,
+                "shown": shown if setup.pipeline.context == "retrieved" else setup.pipeline.context,
+                "failure": query.failure,
+            }  # fmt: skip
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 

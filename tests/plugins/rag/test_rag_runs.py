@@ -91,7 +91,7 @@ def test_the_index_was_used_and_the_stages_are_the_query(spoiled: dict[str, Any]
 def test_agent_judge_and_answers_leave_their_counts(tmp_path: Path) -> None:
     _, points = run(
         tmp_path / "p", "questions=3", "rounds=2", "shown=1", "max_tokens=4", "ttft_ms=2", "window_s=0.3",
-        "load=pair", only="bench_answers or bench_load",
+        "load=pair", "concurrency=1", only="bench_answers or bench_load",
     )  # fmt: skip
     (record,) = (record for name, record in points.items() if "answers" in name)
     (pair,) = (record for name, record in points.items() if "load" in name)
