@@ -186,7 +186,8 @@ def test_variables_say_where_the_caches_are_and_the_flag_wins(tmp_path: Path) ->
     assert flag == ("xla", "/d e", "--cache_dir in NEURON_CC_FLAGS")
     elsewhere = places({"HOME": "/h", "NEURON_COMPILE_CACHE_URL": "s3://b/c"}, tmp_path)[0]
     assert (elsewhere.folder, elsewhere.url) == (None, "s3://b/c")
-    assert told(VLLM_CACHE_ROOT="/v")[1] == ("vllm", "/v/neuron/compile_cache", "VLLM_CACHE_ROOT")
+    assert told(XDG_CACHE_HOME="/x")[1][1] == "/x/vllm/neuron/compile_cache"
+    assert told(VLLM_CACHE_ROOT="/v", XDG_CACHE_HOME="/x")[1] == ("vllm", "/v/neuron/compile_cache", "VLLM_CACHE_ROOT")
     more = told(VLLM_NEURON_REMOTE_CACHE="/r", NEURON_COMPILED_ARTIFACTS="/a")[2:]
     assert more == [("vllm", "/r", "VLLM_NEURON_REMOTE_CACHE"), ("nxdi", "/a", "NEURON_COMPILED_ARTIFACTS")]
     (tmp_path / "tmp" / "vllm_neuron_wdir_me").mkdir(parents=True)

@@ -39,7 +39,7 @@ def places(environ: Mapping[str, str], root: Path = Path("/")) -> list[Place]:
     found = [_xla(environ, root)]
     home = Path(environ.get("HOME") or "~").expanduser()
     told = environ.get("VLLM_CACHE_ROOT")
-    default = home / ".cache" / "vllm"
+    default = Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "vllm"
     base = Path(told).expanduser() if told else default
     found.append(_folder("vllm", base / "neuron" / "compile_cache", "VLLM_CACHE_ROOT" if told else "the default"))
     if not told:
