@@ -107,7 +107,8 @@ def test_plugins_declare_what_they_import(manifest: Path) -> None:
     handlers = frozenset(path.relative_to(ROOT).as_posix() for path in manifest.parent.glob("**/*handlers/**/*.py"))
     used = {name for package in packages for name in imported(package, skip=handlers)}
     used -= {package.name for package in packages}
-    assert used <= declared(project)
+    extras = [{"dependencies": each} for each in project.get("optional-dependencies", {}).values()]
+    assert used <= declared(project).union(*map(declared, extras))
     assert project["entry-points"]["neuronbench"], "a plugin registers in the group 'neuronbench'"
 
 
