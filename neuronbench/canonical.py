@@ -85,6 +85,23 @@ def slug(text: str, *, limit: int = 120) -> str:
     return clean
 
 
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """`text` without what a terminal or a page would obey instead of showing it; each such character becomes `\ufffd`.
+
+    Escape sequences, carriage returns, the controls that turn the direction of writing around, and halves of
+    characters, which cannot be written at all. Tabs and line feeds stay.
+    """
+    return _OBEYED.sub("\ufffd", text)
+
+
+def printable_json(text: str) -> str:
+    """JSON text with the same characters as escapes: for a parser it says the same."""
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 class FrozenMap(Mapping[str, Json]):
     """A read-only, hashable mapping of JSON values; equality and hash follow the canonical JSON."""
 

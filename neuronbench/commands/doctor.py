@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from neuronbench.canonical import printable
 from neuronbench.commands import host
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def doctor(
     for check in examine(here.settings, here.plugins):
         checks.append(check)
         if not as_json:
-            host.say(_lines(check))
+            print(_lines(check), flush=True)  # in colour, which `say` would not pass on
     failed, warned = (sum(check.status == status for check in checks) for status in ("fail", "warn"))
     if as_json:
         host.emit_json([dataclasses.asdict(check) for check in checks])
@@ -54,7 +55,7 @@ def _lines(check: Check) -> str:
         word = f"\x1b[{code}m{word}\x1b[0m"
     found = [
         line
-        for paragraph in check.found.splitlines()
+        for paragraph in printable(check.found).splitlines()
         for line in textwrap.wrap(
             paragraph, max(40, host.width() - len(_INDENT)), break_long_words=False, break_on_hyphens=False
         )

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neuronbench.canonical import printable, printable_json
+
 if TYPE_CHECKING:
     import typer
     from rich.table import Table
@@ -77,15 +79,16 @@ def of(context: typer.Context) -> Host:
 
 
 def say(text: str = "") -> None:
-    print(text, flush=True)
+    """Print a line. What stands in receipts and files of others is shown and never obeyed by the terminal."""
+    print(printable(text), flush=True)
 
 
 def complain(text: str) -> None:
-    print(f"neuronbench: {text}", file=sys.stderr, flush=True)
+    print(f"neuronbench: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def emit_json(value: Any) -> None:
-    say(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    print(printable_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)), flush=True)
 
 
 def write_json(option: str, target: str | Path, value: Any) -> None:
@@ -153,10 +156,10 @@ class ProgressLine:
         if self._terminal:
             from neuronbench.report.lines import fitted
 
-            shown = fitted(text, shutil.get_terminal_size().columns - 1)
+            shown = fitted(printable(text), shutil.get_terminal_size().columns - 1)
             print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
         else:
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text), file=sys.stderr, flush=True)
 
     def done(self) -> None:
         """The step is over: the line goes, so that what comes next stands alone."""

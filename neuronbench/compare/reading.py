@@ -8,33 +8,20 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import orjson
-
 from neuronbench.compare import protocol
 from neuronbench.compare.protocol import Protocol
 from neuronbench.model import Better, Outcome, Point, Provenance, RecordKind, Validity
-from neuronbench.receipts.codec import (
-    Document,
-    Fields,
-    ReceiptError,
-    decode_metric,
-    decode_point,
-    metric_identity,
-    parse,
-    upgrade,
-)
+from neuronbench.receipts.codec import decode_metric, decode_point, metric_identity, upgrade
+from neuronbench.receipts.documents import Document, Fields, ReceiptError, parse
 from neuronbench.receipts.evidence import GATE, artifact_hash
 from neuronbench.receipts.receipt import RECORD
 
-LIMIT_BYTES: Final = 64 << 20
-"""A record of ours has some ten kilobytes; what is larger than this is no record."""
 MEASURED: Final = (Outcome.OK, Outcome.SLO_MISS)
 """Outcomes that come with numbers to compare."""
 
@@ -144,7 +131,7 @@ class Reader:
         """The reading of one receipt, None when it is not `wanted`. Raises `ReceiptError` naming file and key."""
         path = folder / RECORD
         try:
-            document = _load(path)
+            document = parse(path)
             if wanted is not None and (document.get("point") or {}).get("fingerprint") not in wanted:
                 return None
             return self._reading(folder, Fields(path, upgrade(document, path)))
@@ -203,6 +190,7 @@ class Reader:
         key, facts = f.text("key"), f.mapping("facts")
         known = self._environments.get(key)
         if known is None or known[0] != facts:
+            facts = f.tree("facts")
             known = (facts, self._part(protocol.of_environment(facts)), protocol.context_of(facts))
             self._environments[key] = known
         return known[1], known[2], key
@@ -290,15 +278,3 @@ def _failed(f: Fields) -> tuple[tuple[str, str], ...]:
 def _told(error: Fields) -> str:
     line = error.text("causal_line", "") or error.text("message")
     return f"{error.text('kind')}: {' '.join(line.split())[:200]}"
-
-
-def _load(path: Path) -> Document:
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > LIMIT_BYTES:
-                raise ReceiptError(f"{path}: expected a record of some kilobytes, found {size >> 20} MiB")
-            document = orjson.loads(file.read())
-    except (OSError, orjson.JSONDecodeError):
-        document = parse(path)  # says what is wrong, or copes where the fast parser does not
-    return Fields(path, document).data

@@ -14,7 +14,8 @@
 Light to import: neither pyarrow nor any other heavy library is loaded before a table is read.
 """
 
-from neuronbench.receipts.codec import ReceiptError, decode_record
+from neuronbench.receipts.codec import decode_record
+from neuronbench.receipts.documents import ReceiptError
 from neuronbench.receipts.evidence import Evidence, accuracy_evidence, artifact_hash, validities_now, validity_now
 from neuronbench.receipts.files import LockTimeout, locked, write_atomic
 from neuronbench.receipts.owner import may_be_alive

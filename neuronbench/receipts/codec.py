@@ -5,13 +5,11 @@ Every complaint names the file, the key, what was expected and what was found.
 
 from __future__ import annotations
 
-import enum
-import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from neuronbench.model import (
     SCHEMA_VERSION,
@@ -28,15 +26,7 @@ from neuronbench.model import (
     ResourceRef,
     Validity,
 )
-
-
-class ReceiptError(ValueError):
-    """A receipt cannot be read or written: which file, which key, what was expected."""
-
-
-E = TypeVar("E", bound=enum.StrEnum)
-Document = dict[str, Json]
-
+from neuronbench.receipts.documents import Document, Fields, ReceiptError
 
 # --------------------------------------------------------------------------------------------------------------------
 # upgrades: one function per schema that is left behind
@@ -73,95 +63,6 @@ def upgrade(document: Document, path: Path) -> Document:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# a checked view of a JSON object
-
-
-class Fields:
-    """A JSON object that remembers where it stands, so that a complaint can say so."""
-
-    def __init__(self, path: Path, data: Json, where: str = "") -> None:
-        self.path, self.where = path, where
-        if not isinstance(data, dict):
-            raise ReceiptError(f"{path}: {where or 'document'}: expected an object, found {_kind(data)}")
-        self.data: Document = data
-
-    def fail(self, key: str, expected: str) -> ReceiptError:
-        found = _kind(self.data[key]) if key in self.data else "nothing"
-        return ReceiptError(f"{self.path}: {self.key(key)}: expected {expected}, found {found}")
-
-    def key(self, key: str) -> str:
-        return f"{self.where}.{key}" if self.where else key
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.data.get(key, default)
-        if not isinstance(value, str):
-            raise self.fail(key, "text")
-        return value
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        value = self.data.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise self.fail(key, "a whole number")
-        return value
-
-    def number_or_none(self, key: str) -> float | None:
-        value = self.data.get(key)
-        if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool)):
-            raise self.fail(key, "a number or null")
-        return value
-
-    def whole_or_none(self, key: str) -> int | None:
-        return None if self.data.get(key) is None else self.whole(key)
-
-    def mapping(self, key: str, default: Document | None = None) -> Document:
-        value = self.data.get(key, default)
-        if not isinstance(value, dict):
-            raise self.fail(key, "an object")
-        return value
-
-    def texts(self, key: str) -> list[str]:
-        value = self.data.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.fail(key, "a list of texts")
-        return list(value)
-
-    def text_map(self, key: str) -> dict[str, str]:
-        value = self.mapping(key, {})
-        if not all(isinstance(item, str) for item in value.values()):
-            raise self.fail(key, "an object of texts")
-        return dict(value)
-
-    def choice(self, key: str, kind: type[E]) -> E:
-        value = self.text(key)
-        try:
-            return kind(value)
-        except ValueError:
-            raise self.fail(key, "one of " + ", ".join(kind)) from None
-
-    def one_of(self, key: str, *known: str) -> Any:
-        value = self.text(key)
-        if value not in known:
-            raise self.fail(key, "one of " + ", ".join(known))
-        return value
-
-    def at(self, key: str) -> Fields:
-        return Fields(self.path, self.data.get(key), self.key(key))
-
-    def each(self, key: str) -> list[Fields]:
-        value = self.data.get(key, [])
-        if not isinstance(value, list):
-            raise self.fail(key, "a list")
-        return [Fields(self.path, item, f"{self.key(key)}[{index}]") for index, item in enumerate(value)]
-
-
-def _kind(value: Json) -> str:
-    if value is None:
-        return "null"
-    text = json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-# --------------------------------------------------------------------------------------------------------------------
 # the parts of a record
 
 
@@ -172,7 +73,7 @@ def decode_point(f: Fields) -> Point:
         benchmark=f.text("benchmark"),
         lane=f.text("lane"),
         backend=f.text("backend"),
-        params=FrozenMap(f.mapping("params")),
+        params=FrozenMap(f.tree("params")),
         axes=tuple(f.texts("axes")),
         source_hash=f.text("source_hash", ""),
     )
@@ -213,18 +114,24 @@ def decode_metric(key: str, f: Fields) -> Metric:
         raise f.fail("definition", "id@version") from None
     if expected != key:
         raise ReceiptError(f"{f.path}: {f.where}: its definition, stat and unit make the key {expected!r}")
-    return Metric(
-        id=id_, version=version, stat=stat, value=value, unit=unit, better=better,
-        n=n, low=low, high=high, confidence=confidence, note=note,
-    )  # fmt: skip
+    try:
+        return Metric(
+            id=id_, version=version, stat=stat, value=value, unit=unit, better=better,
+            n=n, low=low, high=high, confidence=confidence, note=note,
+        )  # fmt: skip
+    except (OverflowError, ValueError):  # what is no finite number
+        for name in ("value", "low", "high", "confidence"):
+            f.number_or_none(name)
+        raise
 
 
 def _gate(f: Fields) -> Gate:
-    if f.data.get("passed") not in (True, False, None):
+    passed = f.data.get("passed")
+    if passed is not None and not isinstance(passed, bool):  # 0 is equal to False, and is not it
         raise f.fail("passed", "true, false or null")
     return Gate(
         id=f.text("id"),
-        passed=f.data.get("passed"),
+        passed=passed,
         observed=f.data.get("observed"),
         limit=f.data.get("limit"),
         unit=f.text("unit", ""),
@@ -252,8 +159,8 @@ def _resource(f: Fields) -> ResourceRef:
     return ResourceRef(
         id=f.text("id"),
         kind=f.text("kind"),
-        spec=FrozenMap(f.mapping("spec")),
-        facts=FrozenMap(f.mapping("facts", {})),
+        spec=FrozenMap(f.tree("spec")),
+        facts=FrozenMap(f.tree("facts", {})),
         boot_receipt=f.text("boot_receipt", ""),
     )
 
@@ -263,6 +170,17 @@ def decode_record(document: Json, path: Path) -> Record:
 
     Raises `ReceiptError` naming `path` and the key that is wrong.
     """
+    try:
+        return _decode(document, path)
+    except RecursionError:
+        raise ReceiptError(f"{path}: expected a record, found something nested too deeply to be one") from None
+    except (OverflowError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, ReceiptError):
+            raise
+        raise ReceiptError(f"{path}: expected a record, found another form: {error}") from error
+
+
+def _decode(document: Json, path: Path) -> Record:
     f = Fields(path, upgrade(Fields(path, document).data, path))
     outcome = None if f.data.get("outcome") is None else f.choice("outcome", Outcome)
     metrics = f.at("metrics")
@@ -276,13 +194,13 @@ def decode_record(document: Json, path: Path) -> Record:
         metrics={key: decode_metric(key, metrics.at(key)) for key in metrics.data},
         gates=[_gate(gate) for gate in f.each("gates")],
         resource=None if f.data.get("resource") is None else _resource(f.at("resource")),
-        environment=Environment(facts=FrozenMap(environment.mapping("facts")), key=environment.text("key")),
+        environment=Environment(facts=FrozenMap(environment.tree("facts")), key=environment.text("key")),
         error=None if f.data.get("error") is None else _failure(f.at("error")),
         reason=f.text("reason", ""),
         started_at=f.text("started_at"),
-        workload=f.mapping("workload", {}),
-        tables=f.text_map("tables"),
-        attachments=f.texts("attachments"),
+        workload=f.tree("workload", {}),
+        tables={name: f.file("tables", file) for name, file in f.text_map("tables").items()},
+        attachments=[f.file("attachments", file) for file in f.texts("attachments")],
         notes=f.texts("notes"),
         tags=f.text_map("tags"),
     )
@@ -293,18 +211,3 @@ def decode_record(document: Json, path: Path) -> Record:
     if f.choice("validity", Validity) is not record.validity:
         raise f.fail("validity", f"{record.validity.value!r}, which is what its outcome and gates say")
     return record
-
-
-def parse(path: Path) -> Document:
-    """The JSON object in `path`; raises `ReceiptError` for one that is missing, truncated or not JSON."""
-    try:
-        document = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ReceiptError(f"{path}: expected a file with a record, found none") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReceiptError(f"{path}: cannot be read: {error}") from error
-    except ValueError as error:
-        raise ReceiptError(
-            f"{path}: expected a JSON document, found something truncated or damaged: {error}"
-        ) from error
-    return Fields(path, document).data

@@ -36,6 +36,15 @@ def write_atomic(path: Path, text: str) -> None:
     os.replace(scratch, path)
 
 
+def inside(folder: Path, relative: str) -> bool:
+    """Whether `relative` is a file in `folder` and not a link that leads out of it."""
+    try:
+        path = (folder / relative).resolve()
+        return path.is_relative_to(folder.resolve()) and path.is_file()
+    except (OSError, ValueError):  # too long, a zero byte, or links in a circle
+        return False
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from neuronbench.model import Json, Outcome, Provenance, Record, RecordKind, Validity
-from neuronbench.receipts.codec import Document, Fields, ReceiptError, decode_record, parse, upgrade
+from neuronbench.receipts.codec import decode_record, upgrade
+from neuronbench.receipts.documents import Document, Fields, ReceiptError, parse
 from neuronbench.receipts.evidence import conclusion
-from neuronbench.receipts.files import sync_folder, to_text, write_atomic
+from neuronbench.receipts.files import inside, sync_folder, to_text, write_atomic
 
 if TYPE_CHECKING:
     import pyarrow
@@ -133,6 +134,8 @@ class Receipt:
         import pyarrow.parquet
 
         path = self._path / tables[name]
+        if not inside(self._path, tables[name]):
+            raise ReceiptError(f"{path}: expected a Parquet table inside the receipt, found none")
         try:
             with pyarrow.parquet.ParquetFile(path) as file:
                 there = file.schema_arrow.names
@@ -173,14 +176,8 @@ def header_of(folder: Path, document: Document) -> Header:
 
 def scan_header(folder: Path) -> Header:
     """Read a header without rebuilding the record; raises `ReceiptError` naming file and key."""
-    import orjson
-
     path = folder / RECORD
-    try:
-        document = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        document = parse(path)  # says what is wrong, or copes where the fast parser does not
-    return header_of(folder, upgrade(Fields(path, document).data, path))
+    return header_of(folder, upgrade(parse(path), path))
 
 
 def read_marker(folder: Path, sink: str) -> Marker | None:

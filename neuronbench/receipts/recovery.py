@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from neuronbench.model import Failure, Outcome, Record
-from neuronbench.receipts.codec import Document, Fields, ReceiptError, decode_record, parse
+from neuronbench.receipts.codec import decode_record
+from neuronbench.receipts.documents import Document, Fields, ReceiptError, parse
 from neuronbench.receipts.files import locked, to_text, write_atomic
 from neuronbench.receipts.owner import may_be_alive
 from neuronbench.receipts.receipt import RECORD, Receipt

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench.model import SCHEMA_VERSION, FrozenMap, Json, jsonable
-from neuronbench.receipts.codec import Fields, ReceiptError, parse
+from neuronbench.receipts.documents import Fields, ReceiptError, parse
 from neuronbench.receipts.files import sync_folder, to_text, write_atomic
 from neuronbench.receipts.owner import this_process
 from neuronbench.redaction import redact, redact_argv

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench.model import SCHEMA_VERSION, Outcome, Record, RecordKind
-from neuronbench.receipts.codec import ReceiptError
-from neuronbench.receipts.files import sync_folder, sync_tree, to_text, write_atomic
+from neuronbench.receipts.documents import ReceiptError
+from neuronbench.receipts.files import inside, sync_folder, sync_tree, to_text, write_atomic
 from neuronbench.receipts.owner import this_process
 from neuronbench.receipts.receipt import (
     RECORD,
@@ -160,7 +160,7 @@ class ReceiptStore:
                 f"record {record.receipt_id!r} does not belong to the staging of {staging.session}/{staging.name}"
             )
         for file in (*record.tables.values(), *record.attachments):
-            if not _inside(staging.folder, file):
+            if not inside(staging.folder, file):
                 raise ReceiptError(f"{staging.folder}: the record names {file!r}, expected a file in there, found none")
         write_atomic(staging.folder / RECORD, to_text(record.to_json()))
         return self._publish(staging.folder, record)
@@ -344,8 +344,3 @@ def _plain(name: str, noun: str) -> str:
     if not name or name.startswith(".") or "/" in name or "\0" in name:
         raise ReceiptError(f"{noun} {name!r}: expected a plain folder name that does not begin with a dot")
     return name
-
-
-def _inside(folder: Path, relative: str) -> bool:
-    path = (folder / relative).resolve()
-    return path.is_relative_to(folder.resolve()) and path.is_file()

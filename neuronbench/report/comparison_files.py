@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from xml.etree import ElementTree
 
+from neuronbench.canonical import printable
 from neuronbench.compare import Comparison, Row, Verdict
 from neuronbench.report import comparison as words
 
@@ -78,7 +79,7 @@ def _table(rows: Sequence[Row], limit: int) -> list[str]:
 
 def cell(text: str) -> str:
     """Text that stays what it is in a cell: no markup, no HTML, no mention of anyone, one line."""
-    text = " ".join(_CONTROL.sub("�", text).split())
+    text = " ".join(printable(_CONTROL.sub("�", text)).split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|~])", r"\\\1", text).replace("@", "@\u200b")
 
@@ -155,7 +156,7 @@ def _output(case: ElementTree.Element, text: str) -> None:
 
 def _xml(text: str) -> str:
     """Without the characters that XML cannot hold; the writer escapes the rest."""
-    return _CONTROL.sub("�", text)
+    return printable(_CONTROL.sub("�", text))
 
 
 FORMATS: Final[Mapping[str, Callable[[Comparison, Sequence[str]], str]]] = {

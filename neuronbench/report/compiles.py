@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from neuronbench.model import Outcome, Record
 from neuronbench.receipts.evidence import PART
-from neuronbench.report.tables import number, plain_table, verdict
+from neuronbench.report.tables import add, number, plain_table, verdict
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,6 +33,8 @@ def reference_line(records: Sequence[Record]) -> str:
 
 def compile_table(records: Sequence[Record]) -> Table:
     """A row per compiled model that was made ready."""
+    from rich.text import Text
+
     table = plain_table("compiles")
     words = [word for record in records for word in _name(record).split()]
     table.add_column("model", overflow="fold", min_width=min(24, max(map(len, words), default=0)))
@@ -47,10 +49,11 @@ def compile_table(records: Sequence[Record]) -> Table:
         inputs = list((artifact_of(record).get("inputs") or {}).values())
         asked = [spec.get(name) for name in ("batch_size", "sequence_length")]
         shape = "×".join(str(size) for size in (inputs[0] if inputs else asked) if size)
-        table.add_row(
+        add(
+            table,
             _name(record),
             f"{shape} {spec.get('dtype', '')}".strip(),
-            f"[{style}]{verdict(record)}[/]",
+            Text(verdict(record), style=style),
             str(artifact_of(record).get("cache", "–")),
             number(record.metrics.get("compile_time_cold_s")),
             number(record.metrics.get("load_time_s")),

@@ -81,7 +81,7 @@ def series_table(series: Series) -> Table:
         if jump is not None:
             style = {True: "red", False: "green", None: "yellow"}[jump.worse]
             told = Text(f"◀ {size(jump)} ", style=style) + told
-        made.add_row(Text(entry.session), _at(entry), amount(entry.value, series), str(entry.repeats), told)
+        tables.add(made, entry.session, _at(entry), amount(entry.value, series), str(entry.repeats), told)
     return made
 
 

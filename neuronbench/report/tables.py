@@ -7,12 +7,14 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from neuronbench.canonical import printable
 from neuronbench.model import Gate, Metric, Outcome, Provenance, Record, Validity
 from neuronbench.receipts.evidence import GATE as EVIDENCE
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 
 SHORT = {
@@ -140,6 +142,13 @@ def plain_table(title: str) -> Table:
     )
 
 
+def add(table: Table, *cells: str | Text) -> None:
+    """A row of cells. Text of a receipt may hold what rich would take for markup: it is shown as it is."""
+    from rich.text import Text
+
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+
+
 def lane_table(
     title: str, records: Sequence[Record], keys: Sequence[str], now: Mapping[str, Validity] | None = None
 ) -> Table:
@@ -147,6 +156,8 @@ def lane_table(
 
     All `records` are of one benchmark on one backend, which `title` names. `now` as of `verdict`.
     """
+    from rich.text import Text
+
     table = plain_table(title)
     table.add_column("point", overflow="fold", min_width=min(14, max(map(len, short_ids(records)), default=5)))
     several = any(record.repeat > 1 for record in records)
@@ -157,7 +168,7 @@ def lane_table(
     used = headline_keys(records, keys)
     for key in used:
         table.add_column(
-            heading(next(record.metrics[key] for record in records if key in record.metrics)),
+            Text(heading(next(record.metrics[key] for record in records if key in record.metrics))),
             justify="right",
             no_wrap=True,
         )
@@ -166,9 +177,9 @@ def lane_table(
         if record.outcome in (Outcome.ERROR, Outcome.TIMEOUT, Outcome.FAILED, Outcome.INTERRUPTED):
             style = "red"
         count = next((record.metrics[key].n for key in used if key in record.metrics), None)
-        row = [name, *([str(record.repeat)] if several else [])]
-        row += [f"[{style}]{verdict(record, now)}[/]", "–" if count is None else str(count)]
-        table.add_row(*row, *(number(record.metrics.get(key)) for key in used))
+        row: list[str | Text] = [name, *([str(record.repeat)] if several else [])]
+        row += [Text(verdict(record, now), style=style), "–" if count is None else str(count)]
+        add(table, *row, *(number(record.metrics.get(key)) for key in used))
     return table
 
 
@@ -232,6 +243,8 @@ PHASES = (
 
 def boot_table(records: Sequence[Record]) -> Table:
     """What it took to make the resources live, split by the phases that any of them has."""
+    from rich.text import Text
+
     table = plain_table("boots")
     table.add_column("model", overflow="fold")
     table.add_column("result", no_wrap=True)
@@ -243,9 +256,10 @@ def boot_table(records: Sequence[Record]) -> Table:
     for record in records:
         spec = record.resource.spec if record.resource else record.point.params
         style = "green" if record.outcome == Outcome.OK else "red"
-        table.add_row(
+        add(
+            table,
             str(spec.get("served_model") or spec.get("model") or spec.get("url") or record.point.id),
-            f"[{style}]{verdict(record)}[/]",
+            Text(verdict(record), style=style),
             *(number(record.metrics.get(key)) for key in phases),
         )
     return table
@@ -300,13 +314,15 @@ def _short(value: object) -> str:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """The table below its title, which may be wider than it is."""
+    """The table below its title, which may be wider than it is. Nothing in it is obeyed by the terminal."""
+    from rich.segment import Segment, Segments
     from rich.text import Text
 
     if table.title is not None:
-        console.print(Text(str(table.title), style="bold"))
+        console.print(Text(printable(str(table.title)), style="bold"))
         table.title = None
-    console.print(table)
+    drawn = console.render(table)
+    console.print(Segments(Segment(printable(each.text), each.style, each.control) for each in drawn), end="")
 
 
 def render(*tables: Table, width: int, color: bool = False) -> str:

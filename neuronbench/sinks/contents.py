@@ -39,11 +39,14 @@ class FileFact:
 
 
 def contents(folder: Path) -> dict[str, FileFact]:
-    """Relative path → fact of every file of the receipt in `folder`."""
+    """Relative path → fact of every file of the receipt in `folder`.
+
+    Links are none of its files: a receipt that somebody sent could name any file of this host, and would take it along.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and name.split("/")[0] not in _OURS:
+        if path.is_file() and not path.is_symlink() and name.split("/")[0] not in _OURS:
             found[name] = fact_of(path)
     return found
 

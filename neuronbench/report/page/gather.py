@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from neuronbench.compare.reading import Keep, Reading
 from neuronbench.model import Json, Record, RecordKind
 from neuronbench.receipts import ReceiptError, ReceiptStore
+from neuronbench.receipts.documents import parse
 from neuronbench.receipts.receipt import RECORD
 from neuronbench.report.page.rows import Row, as_float, link
 
@@ -72,7 +73,7 @@ class Source:
         if reading.path not in self._receipts:
             try:
                 self._receipts[reading.path] = self.store.read(reading.path.absolute())
-            except (ReceiptError, TypeError, ValueError) as error:  # a report of thousands does not fail over one
+            except (TypeError, ValueError, RecursionError) as error:  # a report of thousands does not fail over one
                 self._receipts[reading.path] = None
                 self._complain(error if isinstance(error, ReceiptError) else f"{reading.path}: {error}")
         return self._receipts[reading.path]
@@ -111,13 +112,11 @@ class Source:
         if found is None:
             if len(self._documents) >= BOUNDS:
                 return {}
-            import orjson
-
             try:
-                loaded = orjson.loads((reading.path / RECORD).read_bytes())
-            except (OSError, ValueError):
-                loaded = {}
-            found = self._documents[reading.path] = loaded if isinstance(loaded, dict) else {}
+                found = parse(reading.path / RECORD)
+            except ReceiptError:
+                found = {}
+            self._documents[reading.path] = found
         return found
 
     def _complain(self, error: ReceiptError | str) -> None:

@@ -10,11 +10,11 @@ import base64
 import hashlib
 import html
 import json
-import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Final
 
+from neuronbench.canonical import printable
 from neuronbench.report.page.figure import Block, Cell, Document, Figure, Section, Table, Text
 from neuronbench.report.page.still import svg
 
@@ -24,9 +24,6 @@ PLOTLY: Final = "plotly-basic-4.1.1.min.js"
 
 WORD: Final = 24
 """Characters that stay in one line of a table."""
-
-_NO_TEXT: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
-"""Controls would be no HTML, lone surrogates no UTF-8."""
 
 
 def render(document: Document, *, stills: bool = True) -> str:
@@ -85,7 +82,7 @@ def _asset(name: str) -> str:
 
 def _e(text: str) -> str:
     """Text as it may stand anywhere in the page."""
-    return html.escape(_NO_TEXT.sub("\ufffd", text), quote=True)
+    return html.escape(printable(text), quote=True)
 
 
 class _Pen:
@@ -149,7 +146,7 @@ class _Pen:
         # "<" would end the element or begin a comment: in JSON it can be written otherwise
         data = json.dumps(figure.to_json(), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
         data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-        still = f'<div class="still">{svg(figure, key)}</div>' if self.stills else ""
+        still = f'<div class="still">{printable(svg(figure, key))}</div>' if self.stills else ""
         return (
             f'<figure id="{key}" data-figure><figcaption>{_e(figure.title)}{_marks(figure.marks)}</figcaption>'
             f'{still}<div class="plot" hidden></div><script type="application/json">{data}</script>'

@@ -8,6 +8,7 @@ from typing import Final
 
 from neuronbench.compare.reading import Reading
 from neuronbench.model import Json, Provenance, Record
+from neuronbench.receipts.files import inside
 from neuronbench.report.page.figure import Cell, Table, Text
 from neuronbench.report.page.gather import Content
 from neuronbench.report.page.rows import Row, Standing, text_of
@@ -56,7 +57,7 @@ def _failure_tables(
         error = None if record is None else record.error
         line = (error.causal_line or error.message if error else "") or first.error or first.reason
         log = ""
-        if record is not None and error is not None and error.log and (first.path / error.log).is_file():
+        if record is not None and error is not None and error.log and inside(first.path, error.log):
             log = content.source.link(first, error.log)
         rows.append(
             [
