@@ -1,7 +1,7 @@
 """Whether everything we use of optimum-neuron is in the release we are written to, by reading its source.
 
-    pip download --no-deps optimum-neuron==0.4.5 -d DIR
-    python plugins/neuron/tools/check_optimum.py DIR/optimum_neuron-0.4.5-py3-none-any.whl
+    python plugins/neuron/tools/check_optimum.py            # fetched from PyPI once, half a megabyte
+    python plugins/neuron/tools/check_optimum.py WHEEL
 
 The package itself cannot be imported without the Neuron SDK, so nothing is: handlers and the made-up package are read
 with `ast`, and so is the wheel. Checked are every name the handlers import from `optimum`, every keyword they call it
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ ROOT: Final = Path(__file__).parents[3]
 HANDLERS: Final = ROOT / "plugins/neuron/neuronbench_neuron/training/handlers"
 MADE_UP: Final = ROOT / "neuronbench/testing/neuron/packages/optimum/neuron"
 VERSION: Final = "0.4.5"
+WHEEL: Final = f"optimum_neuron-{VERSION}-py3-none-any.whl"
 CLASSES: Final = {
     "NeuronTrainingArguments": ("optimum/neuron/trainers/training_args.py", ()),
     "NeuronSFTConfig": ("optimum/neuron/trainers/sft_config.py", ("NeuronTrainingArguments",)),
@@ -58,6 +60,26 @@ class Wheel:
     def cls(self, name: str) -> ast.ClassDef:
         path, _ = CLASSES[name]
         return next(n for n in self.tree(path).body if isinstance(n, ast.ClassDef) and n.name == name)
+
+
+def default_cache() -> Path:
+    """Where the release is kept once it was fetched."""
+    return Path.home() / ".cache" / "neuronbench"
+
+
+def fetch(cache: Path) -> Path:
+    """Download the release's wheel from PyPI (half a megabyte). Raises `RuntimeError` with what pip said last."""
+    cache.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "-d", str(cache),
+         f"optimum-neuron=={VERSION}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    wheel = cache / WHEEL
+    if done.returncode or not wheel.is_file():
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"optimum-neuron {VERSION} cannot be fetched: {last}")
+    return wheel
 
 
 def problems(wheel: Wheel) -> list[str]:
@@ -210,8 +232,9 @@ def parameters(function: ast.FunctionDef) -> set[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wheel", type=Path)
-    found = problems(Wheel(parser.parse_args().wheel))
+    parser.add_argument("wheel", type=Path, nargs="?")
+    kept = default_cache() / WHEEL
+    found = problems(Wheel(parser.parse_args().wheel or (kept if kept.is_file() else fetch(default_cache()))))
     print("\n".join(found) if found else f"all that is used of optimum-neuron is in {VERSION}")
     return 1 if found else 0
 
