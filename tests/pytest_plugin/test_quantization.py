@@ -67,9 +67,9 @@ def run(folder: Path) -> tuple[dict[str, Any], str]:
         "import neuronbench\nfrom neuronbench.testing.fake_backend import register_backends, register_resources\n",
         encoding="utf-8",
     )
-    command = [sys.executable, "-m", "pytest", "benchmarks", "-m", "fake and quantization", "-rs", "-p", "no:cacheprovider"]
+    asked = ["-m", "fake and quantization", "-rs", "-p", "no:cacheprovider", "--nb-tracking-uri", "off"]
     done = subprocess.run(
-        [*command, "--nb-tracking-uri", "off"], cwd=folder, capture_output=True, text=True, timeout=180
+        [sys.executable, "-m", "pytest", "benchmarks", *asked], cwd=folder, capture_output=True, text=True, timeout=180
     )
     records = [json.loads(path.read_text("utf-8")) for path in folder.glob("mlruns/receipts/*/*/record.json")]
     return {r["point"]["params"]["option"]: r for r in records if r["kind"] == "point"}, done.stdout + done.stderr
