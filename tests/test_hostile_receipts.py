@@ -255,3 +255,23 @@ def test_a_pipe_in_the_place_of_a_table_is_not_waited_for(tmp_path: Path) -> Non
     os.mkfifo(folder / "requests.parquet")
     with pytest.raises(ReceiptError, match="expected a Parquet table inside the receipt, found none"):
         ReceiptStore(tmp_path).read(folder).table("requests")
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 5e-324, -0.0], ids=str)
+def test_absurd_numbers_cost_no_figure_of_the_others(
+    value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NEURONBENCH_TRACKING_URI", "off")
+    (tmp_path / "neuronbench.toml").write_text("")
+    for concurrency, rate in ((1, 100.0), (2, 200.0), (3, value)):
+        made = record(SESSIONS[0], f"c{concurrency}").to_json()
+        made["point"]["params"]["concurrency"] = concurrency
+        made["gates"] = []
+        made["metrics"]["output_throughput_tok_s"]["value"] = rate
+        made["metrics"]["ttft_p50_ms"]["value"] = abs(value) if concurrency == 3 else 50.0
+        made.update(outcome="ok", validity="valid")
+        write(tmp_path / "mlruns" / "receipts" / SESSIONS[0] / f"c{concurrency}", made)
+    assert cli.main(["--root", str(tmp_path), "report", "--out", "-"]) == 0
+    page = capfd.readouterr().out
+    assert page.count("<svg") >= 1
+    assert cli.main(["--root", str(tmp_path), "compare", SESSIONS[0], SESSIONS[0], "--metric", "*"]) == 0

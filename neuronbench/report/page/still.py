@@ -27,6 +27,9 @@ _VARIABLES: Final = {
     **{value: f"var(--c{index})" for index, value in enumerate(_SLOTS_OF_PALETTE)},
 }
 
+DRAWN: Final = 1e100
+"""Matplotlib finds no ticks for axes much longer than this: what is larger stands in the tables only."""
+
 
 def svg(figure: Figure, key: str) -> str:
     """An `<svg>` element. `key` keeps the ids in it apart from those of other pictures in one page."""
@@ -76,7 +79,7 @@ def _panel(axes: Axes, figure: Figure, panel: Panel) -> None:
 def _top(panel: Panel, bottoms: dict[Any, float]) -> float:
     """A little above the highest value or bound."""
     ends = (end for trace in panel.traces for end in (*trace.y, *trace.high))
-    return 1.08 * max([0.0, *bottoms.values(), *(end for end in ends if end is not None)]) or 1.0
+    return 1.08 * max([0.0, *bottoms.values(), *(end for end in ends if end is not None and abs(end) <= DRAWN)]) or 1.0
 
 
 def _legend(axes: Axes, panel: Panel, told: set[str]) -> None:
@@ -100,7 +103,7 @@ def _draw(axes: Axes, trace: Trace, bottoms: dict[Any, float]) -> None:
     colour = _SLOTS_OF_PALETTE[trace.colour % PALETTE] if isinstance(trace.colour, int) else _SLOTS[trace.colour]
     name = trace.name if trace.name and not trace.name.startswith("_") else None
     kept = bounded(len(trace.x), POINTS) if len(trace.x) > POINTS else range(len(trace.x))
-    x = [trace.x[index] for index in kept]
+    x = [_or_nan(v) if isinstance(v, (int, float)) else v for v in (trace.x[index] for index in kept)]
     y = [_or_nan(trace.y[index]) for index in kept]
     if trace.mode == "bars":
         places = [_plain(str(value)) for value in x]
@@ -122,12 +125,12 @@ def _draw(axes: Axes, trace: Trace, bottoms: dict[Any, float]) -> None:
     if trace.low and trace.high:
         for index, place in zip(kept, x, strict=True):
             low, high = trace.low[index], trace.high[index]
-            if low is not None and high is not None:
+            if low is not None and high is not None and max(abs(low), abs(high)) <= DRAWN:
                 axes.plot([place, place], [low, high], color=colour, linewidth=0.8)
 
 
 def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
+    return math.nan if value is None or abs(value) > DRAWN else value
 
 
 def _plain(text: str) -> str:
