@@ -41,9 +41,7 @@ def register_lanes(register: Callable[[LaneInfo], None]) -> None:
                 "tpot_p50_ms",
                 "weights_size_bytes",
                 "kv_bytes_per_token_bytes",
-                "server_rss_max_MiB",
                 "accuracy_ratio",
-                "changed_tokens_share",
             ),
             needs=("endpoint",),
             definitions={

@@ -69,7 +69,7 @@ def run(folder: Path) -> tuple[dict[str, Any], str]:
     )
     asked = ["-m", "fake and quantization", "-rs", "-p", "no:cacheprovider", "--nb-tracking-uri", "off"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "benchmarks", *asked], cwd=folder, capture_output=True, text=True, timeout=180
+        [sys.executable, "-m", "pytest", "benchmarks", *asked], cwd=folder, capture_output=True, text=True, timeout=280
     )
     records = [json.loads(path.read_text("utf-8")) for path in folder.glob("mlruns/receipts/*/*/record.json")]
     return {r["point"]["params"]["option"]: r for r in records if r["kind"] == "point"}, done.stdout + done.stderr
