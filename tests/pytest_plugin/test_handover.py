@@ -46,6 +46,26 @@ def test_resources_one_after_another(project: Any) -> None:
     assert len(boots) == 4
 
 
+def test_resources_beside_each_other_where_the_benchmark_keeps_them_apart(project: Any) -> None:
+    """The fake endpoint needs both cores: two of them fit only where one is said to take none."""
+    project.bench(
+        """
+@pytest.mark.parametrize("beside", [False, True])
+@nb.bench(lane="e2e", leases=("endpoint",), params={"model": "base"})
+def bench_two(measure, beside):
+    with measure.lease("endpoint") as one, measure.lease("endpoint", beside=beside, model="tuned") as other:
+        assert one.alive()
+        assert other.alive()
+        measure.metric("loss", float(other.spec.cores), stat="last")
+"""
+    )
+    project.run("-m", "fake and e2e").assert_outcomes(passed=1, failed=1)
+    by_outcome = {record["outcome"]: record for record in project.records()}
+    assert by_outcome["ok"]["metrics"]["loss_last"]["value"] == 0.0
+    (failed,) = (record for outcome, record in by_outcome.items() if outcome != "ok")
+    assert "what is used at the same time has to fit together" in failed["error"]["message"]
+
+
 def test_where_a_resource_cannot_be_had_the_point_is_skipped_before_anything_boots(project: Any) -> None:
     project.bench(LEASES)
     result = project.run("-m", "truth and e2e", "-rs")  # the truth backend offers endpoints only

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from neuronbench import Endpoint, Resource
     from neuronbench_rag.assemble import Assembled
 
-BUSY_SHARE: Final = 0.2
-"""Of a core: a thread that has used less of it did not compute."""
+IDLE_SHARE: Final = 0.05
+"""Of a core: a side whose busiest thread used less of it did not compute here."""
+BUSY_SHARE: Final = 0.25
+"""Of what the busiest thread of its side used: a thread with less only looks after the others."""
 DRIFT_LIMIT: Final = 0.1
 
 
@@ -156,9 +158,11 @@ def cores_gate(
     """Whether the threads that computed while both worked could use a core in common."""
     cores: dict[str, set[int]] = {}
     for side, threads in after.items():
-        for number, (used, allowed) in threads.items():
-            if used - before[side].get(number, (0.0, allowed))[0] >= BUSY_SHARE * seconds:
-                cores.setdefault(side, set()).update(allowed)
+        used = {number: total - before[side].get(number, (0.0,))[0] for number, (total, _) in threads.items()}
+        most = max(used.values(), default=0.0)
+        if most >= IDLE_SHARE * seconds:
+            busy = [threads[number][1] for number, took in used.items() if took >= BUSY_SHARE * most]
+            cores[side] = set().union(*busy)
     shown = {side: sorted(found) for side, found in cores.items()}
     measure.record.workload["together"] = {"host_cores": shown, "phase_s": seconds}
     if len(cores) < 2:
