@@ -71,6 +71,9 @@ def climb(measure: Any, plan: Plan, into: Climb) -> None:
                 asked, warm = _prompts(endpoint, plan)
                 model = _draft(endpoint, plan, into)
             _leg(endpoint, plan, asked, warm, into, turn=turn, k=k, deadline_s=_deadline_s())
+            if plan.judged and (turn, k) == plan.legs[0]:  # no speed without it; of the baseline, whose tokens all have
+                texts = [text for category in plan.categories for text in prompts.texts(category)[: plan.judged]]
+                measure.token_accuracy(endpoint, texts)
 
 
 def _leg(

@@ -79,6 +79,8 @@ class Plan:
     """Prompts of each category."""
     prompt_tokens: int
     output_tokens: int
+    judged: int = 0
+    """Texts of each category after which the baseline's tokens are held against its weights in fp32; 0 for none."""
 
     @classmethod
     def of(cls, point: Point) -> Self:
@@ -93,10 +95,12 @@ class Plan:
         for key, least in (("rounds", 1), ("prompts", 1), ("prompt_tokens", 1), ("output_tokens", 2)):
             if not _whole([point[key]], least):
                 raise ValueError(f"{key}: expected a whole number from {least}, found {point[key]!r}")
+        if not _whole([point.get("judged", 0)], 0):
+            raise ValueError(f"judged: expected a whole number from 0, found {point['judged']!r}")
         return cls(
             ks=tuple(ks), rounds=point["rounds"], drafter=Drafter.of(name, drafters[name]),
             categories=tuple(categories), each=point["prompts"], prompt_tokens=point["prompt_tokens"],
-            output_tokens=point["output_tokens"],
+            output_tokens=point["output_tokens"], judged=point.get("judged", 0),
         )  # fmt: skip
 
     @property

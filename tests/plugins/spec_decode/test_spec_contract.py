@@ -16,4 +16,13 @@ class TestLane(LaneContract):
     plugin = neuronbench_spec_decode
     lane = "spec_decode"
     conftest = CONFTEST
-    runs = ("-m", "fake and spec_decode", "--nb-set", "model=truth", "--nb-set", "output_tokens=16")
+    runs = (
+        "-m",
+        "fake and spec_decode",
+        "--nb-set",
+        "model=truth",
+        "--nb-set",
+        "output_tokens=16",
+        "--nb-set",
+        "judged=0",
+    )

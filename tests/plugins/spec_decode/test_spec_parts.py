@@ -51,6 +51,7 @@ def test_the_ladder_goes_up_and_down() -> None:
         ({"drafter": "ngrm"}, "drafter: expected one of ngram, found 'ngrm'"),
         ({"drafters": {"ngram": {"model": "x"}}}, "drafters.ngram: expected a table with a `method`"),
         ({"drafters": {"ngram": {"method": "draft_model", "model": "shallow:x"}}}, "a number of layers to leave out"),
+        ({"judged": -1}, "judged: expected a whole number from 0, found -1"),
         ({"rounds": 0}, "rounds: expected a whole number from 1, found 0"),
         ({"output_tokens": 1}, "output_tokens: expected a whole number from 2"),
     ],
