@@ -181,6 +181,7 @@ class _Rules:
             if not (rule.benign or rule.wrapper or rule.fallback)
         ]
         self._may_match = _any_of(rule.pattern for _, _, rule in self.causes)
+        self._fatal = any(rule.fatal for _, _, rule in self.causes)
 
     def is_noise(self, line: _Line) -> bool:
         return any(pattern.search(line.body) for pattern in self.noise)
@@ -208,13 +209,19 @@ class _Rules:
         return None
 
     def earliest(self, lines: Sequence[_Line], *, quiet: bool) -> tuple[Rule, _Line] | None:
-        """The first line of that loudness that is a cause; source lines of tracebacks do not count."""
+        """The first line of that loudness that is a cause; source lines of tracebacks do not count.
+
+        A loud one after which nothing can be measured on this host any more comes before all others, wherever it is.
+        """
+        first: tuple[Rule, _Line] | None = None
         for index, line in enumerate(lines):
             if line.body and line.quiet is quiet and not _SOURCE.match(line.body):
                 rule = self.cause(lines, index)
-                if rule is not None:
-                    return rule, line
-        return None
+                if rule is not None and (rule.fatal or first is None):
+                    first = rule, line
+                if first is not None and (quiet or first[0].fatal or not self._fatal):
+                    break
+        return first
 
 
 def match(log_text: str, *, phase: str, extra_rules: Sequence[Rule] = ()) -> tuple[Rule, str] | None:

@@ -159,6 +159,22 @@ def test_what_concerns_one_point_does_not(line: str) -> None:
     assert not failure.fatal
 
 
+def test_a_device_that_hangs_ends_the_session_whatever_was_logged_before() -> None:
+    """Later points would be measured on it, or fail one by one."""
+    failure = classified(
+        "ERROR  NRT  nrt_tensor_allocate status=4\nRuntimeError: Engine core initialization failed\n"
+        "ERROR  NRT:nrt_execute  execution failed with NRT_EXEC_HW_ERR_DMA_ABORT (1203)\nERROR  NRT  status=4\n"
+    )
+    assert failure.fatal
+    assert failure.kind == "device_wedged"
+    assert "DMA_ABORT" in failure.causal_line
+
+
+@pytest.mark.parametrize("line", ["job status=10034 done", "nrt_load status=42", "worker status=10061"])
+def test_longer_numbers_are_no_status_of_the_runtime(line: str) -> None:
+    assert classified(line).kind == UNCLASSIFIED
+
+
 def test_whether_trying_again_can_help() -> None:
     assert failures.retry("compiler-job-failed") == "once"
     assert failures.retry("cached-failed-neff") == "yes"
