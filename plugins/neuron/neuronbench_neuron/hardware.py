@@ -115,13 +115,7 @@ def look(
             problem = str(error)
     told = _metadata(root, environ) if nodes else metadata.Metadata()
     product = read(root / "sys/devices/virtual/dmi/id/product_name")
-    said = {
-        "neuron-ls": next((device.instance_type for device in devices if device.instance_type), ""),
-        "the firmware": product,
-        "the metadata service": told.instance_type,
-        INSTANCE_VARIABLE: environ.get(INSTANCE_VARIABLE, "") if nodes else "",
-    }
-    names = {source: name for source, name in said.items() if _INSTANCE.match(name)}
+    names = _names(devices, product, told, environ if nodes else {})
     source, name = next(iter(names.items()), ("", ""))
     contradictions = [
         f"{source} says {name}, but {other} says {differing}" for other, differing in names.items() if differing != name
@@ -189,6 +183,19 @@ def read(path: Path) -> str:
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _names(
+    devices: Sequence[neuron_ls.Device], product: str, told: metadata.Metadata, environ: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Source → the instance type that it says, first the one that is believed."""
+    said = {
+        "neuron-ls": next((device.instance_type for device in devices if device.instance_type), ""),
+        "the firmware": product,
+        "the metadata service": told.instance_type,
+        INSTANCE_VARIABLE: environ.get(INSTANCE_VARIABLE, ""),
+    }
+    return {source: name for source, name in said.items() if _INSTANCE.match(name)}
 
 
 def _metadata(root: Path, environ: Mapping[str, str]) -> metadata.Metadata:

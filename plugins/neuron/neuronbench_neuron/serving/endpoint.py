@@ -50,13 +50,12 @@ from neuronbench_neuron.profile import tools as profiler
 from neuronbench_neuron.serving import buckets, command, evidence, generations, profiled, readiness, told
 from neuronbench_neuron.serving.generations import Generation
 from neuronbench_neuron.serving.log import CAPPED, NEURON
-from neuronbench_neuron.serving.server import Caches, NeuronServer, state
+from neuronbench_neuron.serving.server import Caches, NeuronServer, compile_metrics, state
 from neuronbench_neuron.serving.settings import (
     APC_BLOCK,
     DEFAULTS,
     edges_of,
     most_tokens,
-    prompt_refused,
     ranks,
     refused,
     tensor_parallel,
@@ -114,20 +113,6 @@ class NeuronServingProvider:
     def boot(self, spec: ResourceSpec, context: BootContext) -> NeuronServer:
         """Lease cores, start the server, send it a request of each compiled size. Raises `BootError`."""
         return _Boot(spec, context).run()
-
-
-def point_refused(point: Point, backend: Backend, provider: NeuronServingProvider, settings: Settings) -> str:
-    """Why the requests of a point do not fit the server it asks for; empty when they do, or nobody knows."""
-    prompt, output = point.get("input_tokens"), point.get("output_tokens")
-    if not all(isinstance(count, int) and not isinstance(count, bool) for count in (prompt, output)):
-        return ""
-    asked = provider.spec(point, backend, settings).settings
-    try:
-        generation = generations.of(backend.stack("serving", settings).packages)
-    except LookupError:
-        return ""
-    length = asked["max_model_len"] or models.metadata(asked["model"], settings).max_model_len
-    return prompt_refused(asked, generation, prompt=prompt, output=output, length=length)
 
 
 def host_of(backend: Any) -> Hardware:
@@ -369,22 +354,11 @@ class _Boot:
             n=len(probed) if was_probed else 0,
             note="" if was_probed else str(probed),
         )
-        made = self._compile_metrics(happened)
+        made = compile_metrics(happened)
         return NeuronServer(
             server, lease, known, start.caches, facts=facts, boot_metrics=[*server.boot_metrics, took, *made],
             captured=self.captured, root=start.host.root,
         )  # fmt: skip
-
-    @staticmethod
-    def _compile_metrics(happened: list[Any]) -> list[Any]:
-        if not happened:
-            note = "the compile cache is no folder on this host"
-            return [metric("cache_hits", None, note=note), metric("cache_misses", None, note=note)]
-        missed, kept = sum(delta.compiles for delta in happened), sum(delta.kept for delta in happened)
-        return [
-            metric("cache_misses", missed, n=1, note="compiles that this start began, by the cache's folder"),
-            metric("cache_hits", None, note=f"{kept} compiled modules were there; which of them it used is not told"),
-        ]
 
     def _not_ready(self, server: OpenAIServer, error: readiness.NotReady) -> Failure:
         found = server.diagnose("boot")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from neuronbench import Gate, Point, Record, Resource, Unsupported
-from neuronbench_neuron.serving import endpoint
+from neuronbench import Backend, Gate, Point, Record, Resource, Unsupported, models
+from neuronbench_neuron.serving import endpoint, generations
 from neuronbench_neuron.serving.server import NeuronServer
+from neuronbench_neuron.serving.settings import prompt_refused
+
+if TYPE_CHECKING:
+    from neuronbench.config import Settings
 
 
 def check_point(point: Point, session: Any) -> Unsupported | None:
@@ -19,8 +23,22 @@ def check_point(point: Point, session: Any) -> Unsupported | None:
     provider = session.plugins.provider(info.name) if info is not None else None
     if not isinstance(provider, endpoint.NeuronServingProvider):
         return None
-    reason = endpoint.point_refused(point, session.plugins.backend(point.backend), provider, session.settings)
+    reason = point_refused(point, session.plugins.backend(point.backend), provider, session.settings)
     return Unsupported(reason=reason) if reason else None
+
+
+def point_refused(point: Point, backend: Backend, provider: endpoint.NeuronServingProvider, settings: Settings) -> str:
+    """Why the requests of a point do not fit the server it asks for; empty when they do, or nobody knows."""
+    prompt, output = point.get("input_tokens"), point.get("output_tokens")
+    if not all(isinstance(count, int) and not isinstance(count, bool) for count in (prompt, output)):
+        return ""
+    asked = provider.spec(point, backend, settings).settings
+    try:
+        generation = generations.of(backend.stack("serving", settings).packages)
+    except LookupError:
+        return ""
+    length = asked["max_model_len"] or models.metadata(asked["model"], settings).max_model_len
+    return prompt_refused(asked, generation, prompt=prompt, output=output, length=length)
 
 
 @contextmanager

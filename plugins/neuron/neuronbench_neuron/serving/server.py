@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from neuronbench import Record
+from neuronbench.definitions import metric
 from neuronbench.model import Failure, Json, Metric, ResourceSpec
 from neuronbench.protocols import SamplerSpec, Vocabulary
 from neuronbench.serving.server import OpenAIServer
@@ -125,3 +126,15 @@ def state(deltas: Sequence[Delta]) -> str:
     if any(delta.cold for delta in deltas):
         return "cold"
     return "warm" if any(delta.kept for delta in deltas) else "empty"
+
+
+def compile_metrics(deltas: Sequence[Delta]) -> list[Metric]:
+    """Graphs that the compiler began during a start; hits are null, since nothing tells which graphs it used."""
+    if not deltas:
+        note = "the compile cache is no folder on this host"
+        return [metric("cache_hits", None, note=note), metric("cache_misses", None, note=note)]
+    missed, kept = sum(delta.compiles for delta in deltas), sum(delta.kept for delta in deltas)
+    return [
+        metric("cache_misses", missed, n=1, note="compiles that this start began, by the cache's folder"),
+        metric("cache_hits", None, note=f"{kept} compiled modules were there; which of them it used is not told"),
+    ]
