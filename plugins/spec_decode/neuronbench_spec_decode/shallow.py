@@ -76,7 +76,7 @@ def cut(source: Path, target: Path, drop: int) -> dict[str, Json]:
     if not any(_LAYER.match(name) for name, *_ in chosen):
         raise ValueError(f"{source}: none of its tensors is of a layer (`...layers.N...`) in a safetensors file")
     _write(target / "model.safetensors", chosen)
-    return {"layers": len(kept), "of": total, "kept": [str(layer) for layer in kept], "tensors": len(chosen)}
+    return {"layers": len(kept), "of_layers": total, "kept": [str(layer) for layer in kept], "tensors": len(chosen)}
 
 
 def _renamed(name: str, kept: Sequence[int]) -> str:

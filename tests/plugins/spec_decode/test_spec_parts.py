@@ -174,7 +174,7 @@ def test_a_draft_has_the_layers_that_stay_byte_for_byte(tmp_path: Path, files: i
         tmp_path / "served", "digest", 2, cache_dir=tmp_path / "cache", progress=lambda text: None, deadline_s=10
     )  # fmt: skip
     assert not made.hit
-    assert made.facts == {"layers": 4, "of": 6, "kept": ["0", "1", "2", "5"], "tensors": 11}
+    assert made.facts == {"layers": 4, "of_layers": 6, "kept": ["0", "1", "2", "5"], "tensors": 11}
     (file,) = made.folder.glob("*.safetensors")
     header = modelfiles.safetensors_header(file)  # which checks the sizes
     content = file.read_bytes()
