@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from neuronbench import Point, modelfiles
+from neuronbench.catalog.architectures import plain_name
 from neuronbench_moe import control
 from neuronbench_moe import shape as shapes
 
@@ -17,15 +20,22 @@ NEURON: Final = "neuron_config"
 
 
 def config_at(point: Point) -> Mapping[str, Any] | None:
-    """The configuration that a point is about, where it is at hand: in the point, or in a local folder."""
+    """The configuration that a point is about, where it is at hand: in the point, a local folder, or published."""
     architecture = point.get("architecture")
-    if isinstance(architecture, Mapping):
+    pretrained = point.get("weights") == "pretrained"
+    if isinstance(architecture, Mapping) and not pretrained:
         return architecture
     reference = str(point.get("model") or "")
     folder = Path(reference.removeprefix("file:")).expanduser()
     if reference.startswith(("file:", "/", "~", "./", "../")) and (folder / "config.json").is_file():
         return modelfiles.read_config(folder)
-    return None
+    return published().get(plain_name(reference))
+
+
+@lru_cache(maxsize=1)
+def published() -> Mapping[str, Mapping[str, Any]]:
+    """Configurations of published models by plain name."""
+    return tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 
 
 def wrong(point: Point, family: str) -> str:

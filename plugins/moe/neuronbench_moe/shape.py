@@ -13,7 +13,7 @@ from typing import Any, Final
 from neuronbench.model import Json
 
 DENSE: Final = ("qwen3", "llama")
-KINDS: Final = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe")
+KINDS: Final = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "gpt_oss")
 """Values of `model_type` whose parameters are counted. All of them choose the experts of the largest router logits."""
 
 
@@ -96,19 +96,24 @@ def of(config: Mapping[str, Any]) -> Shape:
     attention = hidden * (queries + 2 * keys) + queries * hidden
     if kind == "qwen2_moe" and config.get("qkv_bias", True):
         attention += queries + 2 * keys
-    elif config.get("attention_bias"):
-        attention += queries + 2 * keys + (hidden if kind != "qwen2_moe" else 0)
+    elif kind == "gpt_oss":  # biases everywhere, and a sink for each head
+        attention += queries + 2 * keys + hidden + heads
+    elif kind != "qwen2_moe" and config.get("attention_bias"):
+        attention += queries + 2 * keys + hidden
     if kind in ("qwen3", "qwen3_moe"):
         attention += 2 * size
     elif kind == "olmoe":
         attention += queries + keys
     shared = _whole(config, "shared_expert_intermediate_size", 0, least=0) if kind == "qwen2_moe" else 0
+    biased = int(kind == "gpt_oss")
     return Shape(
         kind=kind, hidden=hidden, layers=layers, moe_layers=moe_layers, experts=experts, top_k=top_k,
         expert_width=expert_width, heads=heads, kv_heads=kv,
         embedding=vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2),
-        attention=layers * attention, norms=layers * 2 * hidden + hidden, router=moe_layers * hidden * experts,
-        expert=3 * hidden * expert_width, shared=moe_layers * (3 * hidden * shared + hidden) if shared else 0,
+        attention=layers * attention, norms=layers * 2 * hidden + hidden,
+        router=moe_layers * (hidden + biased) * experts,
+        expert=3 * hidden * expert_width + biased * (2 * expert_width + hidden),
+        shared=moe_layers * (3 * hidden * shared + hidden) if shared else 0,
         dense=(layers - moe_layers) * 3 * hidden * width,
     )  # fmt: skip
 

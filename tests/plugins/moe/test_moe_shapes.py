@@ -12,26 +12,10 @@ from neuronbench_moe import checks, control, shape
 
 from neuronbench.model import FrozenMap, Point
 
-MIXTRAL: dict[str, Any] = {
-    "model_type": "mixtral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2,
-    "vocab_size": 32000,
-}  # fmt: skip
-QWEN3: dict[str, Any] = {
-    "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
-    "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768,
-    "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936,
-}  # fmt: skip
-OLMOE: dict[str, Any] = {
-    "model_type": "olmoe", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16,
-    "num_key_value_heads": 16, "intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8,
-    "vocab_size": 50304,
-}  # fmt: skip
-QWEN2: dict[str, Any] = {
-    "model_type": "qwen2_moe", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,
-    "num_key_value_heads": 16, "intermediate_size": 5632, "moe_intermediate_size": 1408,
-    "shared_expert_intermediate_size": 5632, "num_experts": 60, "num_experts_per_tok": 4, "vocab_size": 151936,
-}  # fmt: skip
+PUBLISHED: Any = checks.published()
+MIXTRAL, QWEN3 = dict(PUBLISHED["mixtral-8x7b-instruct-v0.1"]), dict(PUBLISHED["qwen3-30b-a3b"])
+OLMOE, QWEN2 = dict(PUBLISHED["olmoe-1b-7b-0924"]), dict(PUBLISHED["qwen1.5-moe-a2.7b"])
+GPT_OSS = dict(PUBLISHED["gpt-oss-20b"])
 
 
 @pytest.mark.parametrize(
@@ -41,8 +25,9 @@ QWEN2: dict[str, Any] = {
         (QWEN3, 30_532_122_624, 3_353_032_704),  # "30.5B in total and 3.3B activated"
         (OLMOE, 6_919_161_856, 1_282_017_280),  # "7B (6.9B), 1B (1.3B) active"
         (QWEN2, 14_315_784_192, 2_689_173_504),  # "14.3B in total, 2.7B activated"
+        (GPT_OSS, 20_914_757_184, 4_187_440_704),  # "20.91B, 3.61B active", embeddings left out there: 579 M
     ],
-    ids=["mixtral", "qwen3", "olmoe", "qwen2"],
+    ids=["mixtral", "qwen3", "olmoe", "qwen2", "gpt-oss"],
 )
 def test_published_models_have_their_published_parameters(config: dict[str, Any], total: int, active: int) -> None:
     found = shape.of(config)
@@ -116,7 +101,8 @@ def point(**params: Any) -> Point:
          "60 experts do not divide over 8"),
         ({"architecture": {**QWEN3, "moe_intermediate_size": 770}, "tensor_parallel": 4}, "cpu", "width 770"),
         ({"architecture": {**QWEN3, "hidden_size": 2880}}, "neuron", "hidden_size 2880.*NCC_INKI016"),
-        ({"architecture": {"model_type": "gpt_oss"}}, "cpu", "model_type: expected one of"),
+        ({"architecture": {"model_type": "deepseek_v3"}}, "cpu", "model_type: expected one of"),
+        ({"architecture": GPT_OSS}, "neuron", "hidden_size 2880.*NCC_INKI016"),
         ({"architecture": QWEN3, "arm": "sparse"}, "cpu", "arm: expected one of"),
         ({"architecture": QWEN3, "tensor_parallel": 0}, "cpu", "tensor_parallel: expected a whole number"),
         ({"architecture": QWEN3, "parallel_by": "env"}, "cpu", "parallel_by: expected"),
@@ -148,6 +134,15 @@ def test_a_local_model_is_checked_by_its_own_configuration(tmp_path: Any) -> Non
     (tmp_path / "config.json").write_text(json.dumps({**QWEN3, "hidden_size": 2880}), encoding="utf-8")
     given = point(model=f"file:{tmp_path}", weights="pretrained")
     assert "NCC_INKI016" in checks.wrong(given, "neuron")
+
+
+def test_a_published_model_is_checked_before_it_is_fetched() -> None:
+    given = {"weights": "pretrained", "model": "hub:openai/gpt-oss-20b"}
+    assert "NCC_INKI016" in checks.wrong(point(**given), "neuron")
+    assert checks.wrong(point(**given), "cpu") == ""
+    qwen = {"weights": "pretrained", "model": "hub:Qwen/Qwen3-30B-A3B@main", "architecture": GPT_OSS}
+    assert checks.wrong(point(**qwen, tensor_parallel=8), "neuron") == "", "an architecture is not that of the weights"
+    assert "attention heads" in checks.wrong(point(**qwen, tensor_parallel=12), "neuron")
 
 
 def test_parallelism_reaches_the_server_in_its_own_words() -> None:
