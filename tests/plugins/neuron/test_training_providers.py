@@ -81,6 +81,16 @@ def test_a_job_that_can_run_is_not_refused(host: Host) -> None:
         ("optimum-neuron", {"dtype": "float16"}, "dtype: expected one of float32, bfloat16 on Neuron"),
         ("optimum-neuron", {"optimizer": "adafactor"}, "optimizer: expected one of adamw, sgd"),
         ("optimum-neuron", {"tensor_parallel_size": 2}, "expected a multiple of tensor_parallel_size"),
+        (
+            "optimum-neuron",
+            {"method": "full_sft", "pipeline_parallel_size": 2, "tensor_parallel_size": 1},
+            "a multiple of tensor_parallel_size × pipeline_parallel_size = 2, found 1",
+        ),
+        (
+            "optimum-neuron",
+            {"method": "full_sft", "pipeline_parallel_size": 2, "tensor_parallel_size": 2, "world_size": 6},
+            "a multiple of tensor_parallel_size × pipeline_parallel_size = 4, found 6",
+        ),
         ("optimum-neuron", {"tensor_parallel_size": "2"}, "expected a whole number from 1, found '2'"),
         ("optimum-neuron", {"zero_1": "yes"}, "zero_1: expected a value like True"),
         ("optimum-neuron", {"pipeline_parallel_size": 2, "world_size": 2}, "adapters are trained without pipeline"),

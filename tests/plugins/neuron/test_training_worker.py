@@ -19,7 +19,9 @@ from neuronbench.model import FrozenMap, Json, Point
 from neuronbench.protocols import BootContext, PointFailure
 from neuronbench.testing.neuron import FakeBox
 from neuronbench.training import TrainJob, steps
+from neuronbench.training.gates import escape_gate
 from neuronbench.training.steps import Steps
+from neuronbench.training.window import window_of
 from neuronbench.worker.trainer import WorkerTrainer
 from neuronbench.worker.training.steplog import NO_NUMBERS, StepLog
 
@@ -136,6 +138,42 @@ def test_an_adapter_is_joined_of_its_shards(bench: Bench, tmp_path: Path) -> Non
     host = bench.backend.found
     with cores.take([0, 1], host=host, owner="the test"):
         pass
+
+
+def test_pipeline_stages_are_asked_of_the_library_and_the_loss_comes_from_the_last(
+    bench: Bench, tmp_path: Path
+) -> None:
+    job = TrainJob.from_json({**BASE, "method": "full_sft", "world_size": 2, "steps": 4, "holdout": 0.0})
+    trainer = bench.trainer("optimum-neuron", job, pipeline_parallel_size=2)
+    found = run(trainer, job, tmp_path / "run")
+    told = found.first.start["backend"]
+    assert (told["pipeline_parallel_size"], told["tensor_parallel_size"], told["data_parallel_size"]) == (2, 1, 1)
+    assert found.shards == {0: 0, 1: 0}  # both stages see the same batches, which count once
+    assert 4.0 < found.losses[0] < 8.0  # near ln 320, of the last stage; what rank 0 has itself is zero
+    assert found.losses[-1] < found.losses[0]
+    trainer.stop()
+
+
+@pytest.mark.parametrize(
+    ("environ", "named", "caught"),
+    [
+        ({}, True, False),
+        ({"NEURONBENCH_FAKE_NATIVE": "hidden"}, False, True),  # the barrier is another device's
+        ({"NEURONBENCH_FAKE_LAZY_BARRIER": "1"}, True, True),  # it is the right one, and it lies
+    ],
+)
+def test_a_device_of_torchs_own_is_waited_for_and_a_wrong_barrier_is_caught(
+    bench: Bench, tmp_path: Path, environ: dict[str, str], named: bool, caught: bool
+) -> None:
+    """What a step has handed over is executed in the step, whoever has the device; where it is not, the rates are no
+    result."""
+    job = TrainJob.from_json({**BASE, "method": "full_sft", "holdout": 0.0, "steps": 6})
+    made_up = {"NEURONBENCH_FAKE_NATIVE": "1", "NEURONBENCH_FAKE_EXECUTION_MS": "150", **environ}
+    trainer = bench.trainer("nxd", job, worker_env=made_up)
+    found = run(trainer, job, tmp_path / "run")
+    trainer.stop()
+    assert found.start["barrier"].endswith("torch.neuron.synchronize()") is named
+    assert escape_gate(window_of(found)).passed is not caught
 
 
 def test_what_ended_a_rank_is_the_failure_and_not_that_torchrun_ended(bench: Bench, tmp_path: Path) -> None:

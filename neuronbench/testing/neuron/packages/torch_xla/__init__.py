@@ -11,6 +11,8 @@ NEURON_EXTRACT_GRAPHS_ONLY=1 graphs are only collected.
 tenth |
 | `NEURONBENCH_FAKE_COMPILE_MS` | what compiling a graph takes (100) |
 | `NEURONBENCH_FAKE_LAZY_BARRIER` | `1`: barriers return at once, as with a runtime that lies |
+| `NEURONBENCH_FAKE_NATIVE` | `1`: the device is torch's own (`torch.neuron`): calls are handed over at once, and only
+`torch.neuron.synchronize` and values that are fetched wait; `hidden`: the same, without `torch.neuron` |
 | `NEURONBENCH_FAKE_RECOMPILE` | `1`: every step has a graph of its own |
 """
 

@@ -11,6 +11,7 @@ import queue
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,15 @@ class Device:
     def __init__(self) -> None:
         self.pending: list[tuple[str, float]] = []
         self.known: set[str] = set()
-        self._executions: queue.Queue[tuple[float, str]] = queue.Queue(IN_FLIGHT)
+        self._executions: queue.Queue[tuple[float, str]] = queue.Queue(0 if native() else IN_FLIGHT)
         self._runtime: Any = None
         threading.Thread(target=self._execute, daemon=True).start()
 
     def trace(self, what: str, seconds: float) -> None:
         """Part of the graph that the next step marker closes."""
         self.pending.append((what, seconds))
+        if native():
+            self.hand_over()
 
     def hand_over(self) -> None:
         if not self.pending:
@@ -57,6 +60,11 @@ class Device:
             self._executions.put((sum(seconds for _, seconds in parts), name))
 
     def wait(self) -> None:
+        """For all of torch-xla's: a device that is torch's own has nothing of it."""
+        if not native():
+            self.synchronize()
+
+    def synchronize(self) -> None:
         if os.environ.get("NEURONBENCH_FAKE_LAZY_BARRIER") != "1":
             self._executions.join()
 
@@ -157,6 +165,29 @@ _device: Device | None = None
 def begin() -> None:
     if not os.environ.get("NEURONBENCH_NEURON_ROOT"):
         raise ImportError("this torch_xla is a fake for made-up hosts: NEURONBENCH_NEURON_ROOT is not set")
+    if native():
+        _make_native()
+
+
+def native() -> str:
+    return os.environ.get("NEURONBENCH_FAKE_NATIVE", "")
+
+
+def _make_native() -> None:
+    """What torch has where the device is its own: the module, and values that wait for it when they are fetched."""
+    import torch  # type: ignore[import-not-found,unused-ignore]
+
+    plain = torch.Tensor.tolist
+
+    def tolist(self: Any) -> Any:
+        if _device is not None:
+            _device._executions.join()
+        return plain(self)
+
+    torch.Tensor.tolist = tolist
+    if native() != "hidden":
+        torch.neuron = types.ModuleType("torch.neuron")
+        torch.neuron.synchronize = lambda: get().synchronize()
 
 
 def get() -> Device:

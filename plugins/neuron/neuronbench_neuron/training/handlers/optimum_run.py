@@ -1,7 +1,7 @@
 """One rank's training by a trainer of optimum-neuron, watched. Written to the interfaces of optimum-neuron 0.4.5.
 
 Its `NeuronTrainer` is no trainer of transformers but has the same callbacks. At the end of a step its callback comes
-before the step marker: the optimizer is traced then and not handed over (see `xla.wait`). It refuses to go on from a
+before the step marker: the optimizer is traced then and not handed over (see `barrier.wait`). It refuses to go on from a
 checkpoint and to evaluate; the hold-out set is evaluated by a loop of our own.
 """
 
@@ -152,6 +152,8 @@ def arguments(job: dict[str, Any], choices: dict[str, Any], folder: Path) -> Any
         "output_dir": str(folder / state.CHECKPOINTS),
         "max_steps": job["steps"],
         "per_device_train_batch_size": job["batch_size"],
+        # Never evaluated; with pipeline stages the library wants its microbatches to divide it all the same.
+        "per_device_eval_batch_size": job["batch_size"],
         "gradient_accumulation_steps": job["accumulation"],
         "learning_rate": job["learning_rate"],
         "lr_scheduler_type": "constant_with_warmup",

@@ -15,6 +15,8 @@ from nb_worker.handlers.training import model, run, state  # type: ignore[import
 from nb_worker.handlers.training.rig import Rig as BaseRig  # type: ignore[import-not-found,unused-ignore]
 from neuronx_distributed.parallel_layers import parallel_state  # type: ignore[import-not-found,unused-ignore]
 
+from . import barrier
+
 EXTRACTING = "NEURON_EXTRACT_GRAPHS_ONLY"
 """Set by `neuron_parallel_compile`: graphs are collected and nothing is computed, so every value is garbage."""
 DONE = "model.done"
@@ -22,16 +24,6 @@ DONE = "model.done"
 
 def extracting() -> bool:
     return os.environ.get(EXTRACTING) == "1"
-
-
-def wait() -> None:
-    """Hand everything that was traced to the device, and return when the device has finished it.
-
-    Waiting alone would not do: what was traced since the last step marker has not been handed over yet, and in a
-    trainer's own callback at the end of a step that is the optimizer.
-    """
-    torch_xla.sync(wait=True)
-    xm.wait_device_ops()
 
 
 def graphs(cache: str) -> set[str]:
@@ -69,18 +61,18 @@ class Rig(BaseRig):  # type: ignore[misc,unused-ignore]
 class Run(run.Run):  # type: ignore[misc,unused-ignore]
     """What all runs on Neuron have in common."""
 
-    BARRIER = "torch_xla.sync(wait=True), then xm.wait_device_ops()"
+    BARRIER = barrier.name()
     NO_HOLDOUT: Callable[[Any], str] | None = None
 
     def place(self) -> tuple[int, int]:
         return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_size()
 
     def barrier(self) -> None:
-        wait()
+        barrier.wait()
 
     def together(self) -> None:
         if self.world > 1:
-            wait()
+            barrier.wait()
             torch.distributed.barrier()
 
     # -- a run that only collects graphs has no log

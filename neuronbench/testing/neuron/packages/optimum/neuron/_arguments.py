@@ -42,11 +42,21 @@ def _post_init(self: Any) -> None:
         raise ValueError(f"NeuronTrainer cannot instantiate unsupported optimizer: {self.optim}")
     if self.pipeline_parallel_size > 1:
         self.per_device_train_batch_size *= self.gradient_accumulation_steps
+        self.per_device_eval_batch_size *= self.gradient_accumulation_steps
         self.gradient_accumulation_steps = 1
+        if self.pipeline_parallel_num_microbatches == -1:
+            self.pipeline_parallel_num_microbatches = self.per_device_train_batch_size
+        for size in (self.per_device_train_batch_size, self.per_device_eval_batch_size):
+            if size % self.pipeline_parallel_num_microbatches:
+                raise ValueError(
+                    f"The number of pipeline microbatches ({self.pipeline_parallel_num_microbatches}) divide the total "
+                    f"per-device batch size ({size})."
+                )
     self.trn_config = TrainingNeuronConfig(
         self.tensor_parallel_size,
         self.pipeline_parallel_size,
         sequence_parallel_enabled=not self.disable_sequence_parallel and self.tensor_parallel_size > 1,
+        pipeline_parallel_num_microbatches=self.pipeline_parallel_num_microbatches,
         use_xser=self.use_xser,
         async_save=self.async_save,
     )

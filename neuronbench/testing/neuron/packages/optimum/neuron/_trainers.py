@@ -94,10 +94,31 @@ class NeuronTrainer:
         self._tell("on_train_end")
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: int | None = None) -> Any:
+        stages = parallel_state.get_pipeline_model_parallel_size()
+        if stages > 1:
+            return self._run_train(model, inputs, stages)
         loss = model(**inputs, use_cache=False, reduction="sum")["loss"] / num_items_in_batch
         if not _device.extracting():  # else nothing is computed
             loss.backward()
         return loss
+
+    def _run_train(self, model: Any, inputs: dict[str, Any], stages: int) -> Any:
+        """Forward and backward of all microbatches; each loss is the mean of its own, and the last stage has theirs.
+
+        Each stage computes the whole model here, so that its share of the weights learns what it should.
+        """
+        parts = self.args.pipeline_parallel_num_microbatches
+        total: Any = torch.zeros(())
+        for number in range(parts):
+            part = {name: tensor.chunk(parts)[number] for name, tensor in inputs.items()}
+            if _device.extracting() or not bool(part["labels"][:, 1:].ne(-100).any()):
+                continue
+            loss = model(**part, use_cache=False)["loss"] / parts
+            loss.backward()
+            total = total + loss.detach()
+        if parallel_state.get_pipeline_model_parallel_rank() != stages - 1:
+            return torch.zeros(())
+        return total
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if _device.extracting():

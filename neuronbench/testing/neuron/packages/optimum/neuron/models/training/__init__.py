@@ -53,7 +53,9 @@ def save(model: Any, save_directory: str, optimizer: Any = None, **more: Any) ->
     (folder / SHARDS / "model").mkdir(parents=True, exist_ok=True)
     if parallel_state.get_data_parallel_rank() == 0:
         rank = parallel_state.get_tensor_model_parallel_rank()
-        torch.save(model.state_dict(), folder / SHARDS / "model" / f"dp_rank_00_tp_rank_{rank:02}_pp_rank_00.pt")
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        name = f"dp_rank_00_tp_rank_{rank:02}_pp_rank_{stage:02}.pt"
+        torch.save(model.state_dict(), folder / SHARDS / "model" / name)
     if int(os.environ.get("RANK", "0")) == 0:
         model.config.save_pretrained(str(folder))
 
