@@ -192,7 +192,8 @@ def shape_of(point: Point) -> dict[str, Any]:
 def embedder_accuracy(measure: Any, point: Point) -> None:
     """Whether the compiled embedder answers as its reference in fp32: questions and the passages that answer them.
 
-    Each question's partner is its best passage, and the other way round; a passage answers one question only here.
+    Each question's partner is its best passage, and the other way round; a passage answers one question only here. The
+    passages that no question is about are cut in two, and the halves are partners.
     """
     from neuronbench import accuracy
 
@@ -201,6 +202,8 @@ def embedder_accuracy(measure: Any, point: Point) -> None:
     for question in corpus.questions:
         pairs.setdefault(max(question.grades, key=lambda id: question.grades[id]), question.text)
     texts = [text for passage, question in pairs.items() for text in (question, corpus.passages[passage])]
+    for words in (text.split() for id, text in corpus.passages.items() if id not in pairs):
+        texts += [" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])]
     shape = shape_of(point)
     output = "embedding" if shape["family"] == "embedding" else "last_hidden_state"
     with measure.lease("compiled_model", **shape) as model:
