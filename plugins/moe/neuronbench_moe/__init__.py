@@ -19,7 +19,7 @@ LANE: Final = LaneInfo(
     needs=("endpoint", "moe_model", "moe_router"),
     headline=(
         "output_throughput_tok_s", "tpot_p50_ms", "vs_dense_active", "vs_dense_total", "parameter_rate_active_Gparam_s",
-        "active_parameters_parameters", "load_imbalance_worst", "router_entropy_share",
+        "load_imbalance_worst", "router_entropy_share",
     ),
     definitions={
         "active_parameters": (
