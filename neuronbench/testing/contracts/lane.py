@@ -20,8 +20,11 @@ from neuronbench.protocols import LaneInfo
 from neuronbench.testing.contracts.base import PluginContract, _with_path
 
 OF_THE_MACHINE = frozenset(
-    {"client_lag", "client_cpu", "achieved_rate", "load_kept_up", "steady_state", "telemetry", "window_covered"}
-)
+    {
+        "client_lag", "client_cpu", "send_lag", "achieved_rate", "load_kept_up", "steady_state", "telemetry",
+        "window_covered",
+    }
+)  # fmt: skip
 """Gates that a host fails which is busy with something else: no plugin's fault."""
 PROJECT = '[tool.pytest]\nneuronbench = true\nstrict = true\nfilterwarnings = ["error"]\n'
 
