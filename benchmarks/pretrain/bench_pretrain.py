@@ -21,6 +21,13 @@ def bench_width(measure, point):
     one, many = runs
     started = [run.steps.start["init_digest"] for run in runs]
     measure.gate(nb.Gate(id="same_start", passed=started[0] == started[1], observed=started[1], limit=started[0]))
+    seen = [run["tokens_tokens"] for run in runs]
+    measure.gate(
+        nb.Gate(
+            id="same_tokens", passed=seen[0] == seen[1], observed=seen[1], limit=seen[0], unit="tokens",
+            message="" if seen[0] == seen[1] else "the ranks share a model instead of the data: other steps",
+        )
+    )  # fmt: skip
     gap = max(abs(a - b) for a, b in zip(one.losses, many.losses, strict=True))
     measure.metric(
         "loss_difference", gap, stat="max", n=len(one.losses), note=f"1 rank and {ranks}, sums in another order"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,10 @@ def test_every_role_means_a_model_on_every_family() -> None:
             reference = table.get(family) or table.get("default")
             assert reference, role
             assert not reference.startswith("packaged:"), f"{role}: packaged weights are a laptop's"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ranks_that_are_compared_with_one_have_data_of_their_own(family: str) -> None:
+    """By default ranks on Neuron share a model; then one rank and several would not take the same steps."""
+    table = tomllib.loads((GRIDS / "pretrain" / "width.toml").read_text(encoding="utf-8"))
+    assert table["backends"][family]["settings"]["tensor_parallel_size"] == 1
