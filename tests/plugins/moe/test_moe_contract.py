@@ -19,5 +19,5 @@ class TestLane(LaneContract):
     )
     runs = (
         "-m", "fake and moe", "-k", "bench_serving", "--nb-set", "weights=dummy", "--nb-set", "tokenizer=''",
-        "--nb-set", "window_s=1.5", "--nb-set", "concurrency=4",
+        "--nb-set", "window_s=1.5", "--nb-set", "concurrency=1",
     )  # fmt: skip
