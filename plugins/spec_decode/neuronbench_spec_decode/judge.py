@@ -52,7 +52,7 @@ def judge(seen: Climb) -> Judged:
     gates = [
         _baseline_repeats(by_k[0]), _lossless(differing, answers, seen.dtype), _lengths(rows, seen),
         _conserved(rows), _speculated(by_k, ks), _ceiling(by_k), _fits(line), _drift(by_k[0], seen.plan.rounds),
-        _contended(seen.legs),
+        _contended(seen.legs), *_copies(seen, by_k[ks[-1]]),
     ]  # fmt: skip
     return Judged(metrics=metrics, gates=gates, facts=_facts(seen, by_k, speedups, line))
 
@@ -287,6 +287,24 @@ def _ceiling(by_k: Mapping[int, Sequence[Row]]) -> Gate:
         id="ceiling", passed=passed, observed=beyond, limit=CEILING_LIMIT, severity="provisional",
         message="" if passed else text,
     )  # fmt: skip
+
+
+def _copies(seen: Climb, rows: Sequence[Row]) -> list[Gate]:
+    """Drafts from the prompt are right more often where the prompt is copied than where a question is answered."""
+    if seen.plan.drafter.method != "ngram" or not {"repeat", "chat"} <= set(seen.plan.categories):
+        return []
+    kept = {}
+    for category in ("repeat", "chat"):
+        counted = _counted(row for row in rows if row.prompt.category == category)
+        if counted.kept is None or counted.drafted is None:
+            return []
+        kept[category] = counted.kept / counted.drafted if counted.drafted else 0.0
+    return [
+        Gate(
+            id="copies_more", passed=kept["repeat"] > kept["chat"], observed=kept["repeat"], limit=kept["chat"],
+            unit="share", severity="info", message="drafts kept of lists to be copied, beside those of answers",
+        )
+    ]  # fmt: skip
 
 
 def _drift(rows: Sequence[Row], rounds: int) -> Gate:

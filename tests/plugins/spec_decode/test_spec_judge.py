@@ -202,3 +202,18 @@ def test_one_round_and_servers_that_cannot_be_seen_are_undecided() -> None:
     assert gate(found, "baseline_repeats").passed is None
     assert gate(found, "baseline_drift").passed is None
     assert gate(found, "host_contended").passed is None
+
+
+@pytest.mark.parametrize(("other", "passed"), [("code", True), ("repeat", False)])
+def test_drafts_from_the_prompt_are_for_copying(other: str, passed: bool) -> None:
+    seen = climbed()
+    seen.plan = replace(seen.plan, categories=("chat", "repeat"))
+    chat = Prompt(category="chat", number=1, ids=())
+    seen.rows = [
+        replace(row(each.turn, each.k, other), prompt=chat) if each.prompt.category == "code" else each
+        for each in seen.rows
+    ]  # fmt: skip
+    found = gate(judge(seen), "copies_more")
+    assert (found.passed, found.severity, found.observed) == (passed, "info", 1.0)
+    seen.plan = replace(seen.plan, drafter=Drafter(name="d", method="eagle3"))
+    assert "copies_more" not in {each.id for each in judge(seen).gates}
