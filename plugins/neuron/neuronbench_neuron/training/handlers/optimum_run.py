@@ -1,8 +1,8 @@
 """One rank's training by a trainer of optimum-neuron, watched. Written to the interfaces of optimum-neuron 0.4.5.
 
 Its `NeuronTrainer` is no trainer of transformers but has the same callbacks. At the end of a step its callback comes
-before the step marker: the optimizer is traced then and not handed over (see `barrier.wait`). It refuses to go on from a
-checkpoint and to evaluate; the hold-out set is evaluated by a loop of our own.
+before the step marker: the optimizer is traced then and not handed over (see `barrier.wait`). It refuses to go on from
+a checkpoint and to evaluate; the hold-out set is evaluated by a loop of our own.
 """
 
 from __future__ import annotations
