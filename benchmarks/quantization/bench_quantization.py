@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from quantized_forms import Option, drift, failed, gates, judged_by, look
+from quantized_forms import Option, against, clean, drift, failed, gates, judged_by, look
 
 import neuronbench as nb
 
@@ -55,8 +55,9 @@ def bench_quantization(measure, point, nb_repeat, unquantized):
         )
     values = {name: measure.record.metrics[name].value for name in COMPARED if name in measure.record.metrics}
     if base is None:
-        unquantized[key] = replace(seen, values=values)
+        unquantized[key] = replace(seen, values=values, against=against(measure.record.gates))
         return
+    measure.gate(clean(base))
     for name, value in values.items():
         before = base.values.get(name)
         ratio = value / before if value is not None and before else None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -102,6 +102,8 @@ class Seen:
     kv_bytes_per_token: float | None
     values: Mapping[str, float | None] = field(default_factory=dict)
     """Of the record, by key: what is set beside the other server's."""
+    against: tuple[str, ...] = ()
+    """Gates that spoke against its record: a ratio with it is worth no more."""
 
     def pairs(self, other: Seen) -> dict[str, tuple[Any, Any]]:
         """What quantisation cannot leave as it is, here and in `other`. Times and RSS are not: noise changes them."""
@@ -203,6 +205,19 @@ def _control(seen: Seen, base: Seen) -> nb.Gate:
     )  # fmt: skip
 
 
+def against(gates: Iterable[nb.Gate]) -> tuple[str, ...]:
+    """Ids of the gates that failed."""
+    return tuple(gate.id for gate in gates if gate.passed is False and gate.severity != "info")
+
+
+def clean(base: Seen) -> nb.Gate:
+    """Whether the record of the unquantised server may be set beside anything."""
+    text = f"gates speak against the unquantised server's record, so against ratios with it: {', '.join(base.against)}"
+    return nb.Gate(
+        id="baseline_clean", passed=not base.against, severity="provisional", message=text if base.against else ""
+    )
+
+
 def drift(ratio: float | None) -> nb.Gate:
     """Of the baseline once more: how far its rate is from the first time's; a gain below that is none."""
     if ratio is None:
@@ -222,4 +237,4 @@ def _digest(answers: tuple[tuple[int, ...], ...]) -> str:
     return hashlib.sha256(repr(answers).encode()).hexdigest()[:16]
 
 
-__all__ = ["Option", "Seen", "drift", "failed", "gates", "judged_by", "kv_bytes", "look"]
+__all__ = ["Option", "Seen", "against", "clean", "drift", "failed", "gates", "judged_by", "kv_bytes", "look"]

@@ -184,6 +184,14 @@ def test_a_rate_that_drifts_makes_the_control_provisional(drifted: float) -> Non
     assert forms.drift(None).passed is None
 
 
+def test_a_ratio_is_worth_what_the_baseline_is() -> None:
+    failing = [Gate(id="host_contended", passed=False, severity="provisional"), Gate(id="x", passed=None)]
+    found = forms.clean(seen(against=forms.against(failing)))
+    assert (found.passed, found.severity) == (False, "provisional")
+    assert "host_contended" in found.message
+    assert forms.clean(seen()).passed is True
+
+
 # -- weights in int8
 
 

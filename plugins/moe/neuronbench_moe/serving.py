@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,16 @@ from neuronbench_moe.routing import touched_evenly
 PASSAGES: Final = Path(__file__).parent / "passages.txt"
 RATE: Final = "output_throughput_tok_s"
 GIGA: Final = 1e9
+PLAUSIBLE: Final = 1.2
+"""How much faster than its control of equal active parameters a mixture may be before that needs an explanation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """Output tokens/s of an arm, and the gates that spoke against its record."""
+
+    value: float | None
+    against: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -22,7 +33,7 @@ class Session:
     """What one session has seen: rates of the controls, and which artifacts answer right."""
 
     name: str = ""
-    rates: dict[tuple[Any, ...], float | None] | None = None
+    rates: dict[tuple[Any, ...], Rate] | None = None
     judged: set[str] | None = None
 
 
@@ -58,7 +69,7 @@ def serve(measure: Any, point: nb.Point) -> None:
         _control(measure, config, str(point["arm"]))
     key = (point.backend, measure.record.repeat, point["concurrency"], point["input_tokens"], point["output_tokens"])
     assert seen.rates is not None
-    seen.rates[(point["arm"], *key)] = rate
+    seen.rates[(point["arm"], *key)] = Rate(value=rate, against=_against(measure.record.gates))
     if point["arm"] == "moe":
         _beside(measure, rate, {arm: seen.rates.get((arm, *key)) for arm in control.ARMS if arm != "moe"})
     if model.facts["weights"] != "pretrained":
@@ -113,18 +124,41 @@ def _control(measure: Any, config: Any, arm: str) -> None:
     )  # fmt: skip
 
 
-def _beside(measure: Any, rate: float | None, controls: dict[str, float | None]) -> None:
-    for arm, other in controls.items():
-        ratio = rate / other if rate is not None and other else None
+def _against(gates: Iterable[nb.Gate]) -> tuple[str, ...]:
+    return tuple(gate.id for gate in gates if gate.passed is False and gate.severity != "info")
+
+
+def _beside(measure: Any, rate: float | None, controls: Mapping[str, Rate | None]) -> None:
+    """Ratios with the controls; they are worth what the controls' own records are."""
+    found = {arm: other for arm, other in controls.items() if other is not None and other.value}
+    for arm in controls:
+        below = found[arm].value if arm in found else None
+        ratio = rate / below if rate is not None and below else None
         why = f"{arm} was not measured at this load in this session"
         measure.metric(
             "vs_dense", ratio, stat=arm.removeprefix("dense_"), note="one window each, in one session" if ratio else why
         )
-    found = [arm for arm, other in controls.items() if other]
+        if arm == "dense_active" and ratio is not None:
+            measure.gate(
+                nb.Gate(
+                    id="plausible_ratio", passed=ratio <= PLAUSIBLE, observed=ratio, limit=PLAUSIBLE,
+                    severity="provisional",
+                    message="a mixture computes what its control of equal active parameters does, and routes besides: "
+                    "faster by this much, one of the two was held up by something else, or runs other kernels",
+                )
+            )  # fmt: skip
     measure.gate(
         nb.Gate(
             id="control_measured", passed=bool(found), observed=", ".join(found) or None, severity="provisional",
             message="" if found else "no dense control was measured in this session: run the grid from its first arm",
+        )
+    )  # fmt: skip
+    tainted = [f"{arm}: {', '.join(other.against)}" for arm, other in found.items() if other.against]
+    measure.gate(
+        nb.Gate(
+            id="control_clean", passed=not tainted if found else None, severity="provisional",
+            message=f"gates speak against a control, so against the ratio with it ({'; '.join(tainted)})"
+            if tainted else "",
         )
     )  # fmt: skip
 

@@ -133,9 +133,23 @@ def test_a_mixture_without_a_control_is_provisional() -> None:
     serving._beside(alone, 50.0, {"dense_active": None, "dense_total": None})
     assert alone.metrics == {"vs_dense_active": None, "vs_dense_total": None}
     assert (alone.gates["control_measured"].passed, alone.gates["control_measured"].severity) == (False, "provisional")
-    serving._beside(beside, 50.0, {"dense_active": 100.0, "dense_total": None})
+    serving._beside(beside, 50.0, {"dense_active": serving.Rate(value=100.0), "dense_total": None})
     assert beside.metrics == {"vs_dense_active": 0.5, "vs_dense_total": None}
-    assert beside.gates["control_measured"].passed
+    assert all(beside.gates[name].passed for name in ("control_measured", "control_clean", "plausible_ratio"))
+
+
+def test_a_ratio_is_worth_what_its_control_is() -> None:
+    found = Notebook()
+    gates = [
+        Gate(id="host_contended", passed=False, severity="provisional"),
+        Gate(id="samples", passed=False, severity="info"),
+        Gate(id="client_cpu", passed=True), Gate(id="steady_state", passed=None),
+    ]  # fmt: skip
+    held_up = serving.Rate(value=8.0, against=serving._against(gates))
+    serving._beside(found, 48.0, {"dense_active": held_up, "dense_total": serving.Rate(value=40.0)})
+    assert found.gates["control_clean"].passed is False
+    assert "dense_active: host_contended)" in found.gates["control_clean"].message
+    assert found.gates["plausible_ratio"].passed is False, "six times as fast as the same computation"
 
 
 def test_a_control_of_other_parameters_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +166,6 @@ def test_rates_of_one_session_are_not_those_of_the_next() -> None:
     first = serving.session_of("one")
     assert first.rates == {}
     assert first.rates is not None
-    first.rates["x",] = 1.0
-    assert serving.session_of("one").rates == {("x",): 1.0}
+    first.rates["x",] = serving.Rate(value=1.0)
+    assert serving.session_of("one").rates == {("x",): serving.Rate(value=1.0)}
     assert serving.session_of("two").rates == {}
