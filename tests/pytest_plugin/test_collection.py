@@ -120,6 +120,16 @@ def test_a_grid_file_makes_the_points_and_options_change_them(project) -> None:
     assert "did you mean 'full'" in result.stdout.str() + result.stderr.str()
 
 
+def test_a_grid_of_which_nothing_is_left_is_skipped_and_says_so(project) -> None:
+    folder = project.path / "benchmarks" / "grids" / "serving"
+    folder.mkdir(parents=True)
+    (folder / "left.toml").write_text("[axes]\nconcurrency = [1, 2]\n[[exclude]]\nconcurrency = 16\n")
+    project.bench('@nb.bench(lane="serving", grid="serving/left")\ndef bench_it(endpoint, point):\n    pass\n')
+    result = project.run("-rs", "--nb-set", "concurrency=16")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*SKIPPED*empty parameter set*"])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

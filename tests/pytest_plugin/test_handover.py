@@ -46,6 +46,20 @@ def test_resources_one_after_another(project: Any) -> None:
     assert len(boots) == 4
 
 
+def test_what_the_next_point_leases_itself_stays_for_it(project: Any) -> None:
+    project.bench(
+        """
+@pytest.mark.parametrize("size", [1, 2])
+@nb.bench(lane="e2e", leases=("trainer", "endpoint"), params={"model": "base"})
+def bench_it(measure, size):
+    with measure.lease("endpoint") as endpoint:
+        measure.metric("loss", 1.0, stat="last")
+"""
+    )
+    project.run("-m", "fake and e2e").assert_outcomes(passed=2)
+    assert project.events("boot", "stop") == [("boot", "base"), ("stop", "base")]
+
+
 def test_resources_beside_each_other_where_the_benchmark_keeps_them_apart(project: Any) -> None:
     """The fake endpoint needs both cores: two of them fit only where one is said to take none."""
     project.bench(
