@@ -122,18 +122,18 @@ def _name(info: Any) -> str:
 
 def _adopt(app: typer.Typer, added: typer.Typer) -> None:
     """Take over what plugins added. A command under a name that is taken would hide the other one: it is left out."""
-    taken = {_name(info) for info in (*app.registered_commands, *app.registered_groups)}
+    taken = {_name(info): "neuronbench" for info in (*app.registered_commands, *app.registered_groups)}
     for source, target in (
         (added.registered_commands, app.registered_commands),
         (added.registered_groups, app.registered_groups),
     ):
         for info in list[Any](source):
-            if _name(info) in taken:
-                where = getattr(info.callback, "__module__", "a plugin")
-                text = f"the command {_name(info)!r} of {where} is left out: there is one of that name"
+            name, where = _name(info), getattr(info.callback, "__module__", None) or "a plugin"
+            if name in taken:
+                text = f"the command {name!r} of {where} is left out: {taken[name]} has one of that name"
                 warnings.warn(text, PluginWarning, stacklevel=2)
                 continue
-            taken.add(_name(info))
+            taken[name] = where
             cast("list[Any]", target).append(info)
 
 
