@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -139,12 +139,15 @@ class Pool:
         entry = self._entries[spec.key] = _Entry(resource, spec)
         return self._grant(entry, reused=False, reboot_of=dead)
 
-    def release_unless(self, *spec_keys: str | None) -> list[Exception]:
+    def release_unless(self, *spec_keys: str | None, kinds: Collection[str] = ()) -> list[Exception]:
         """Stop the idle resources whose key is none of these: the next item needs others, or none.
 
-        Every one is attempted; returns what went wrong, which `on_stop` was told as well.
+        Those of `kinds` stay, too: the next item leases such by itself, and which is not known before; what is in the
+        way of its leases is evicted then. Every one is attempted; returns what went wrong, which `on_stop` was told as
+        well.
         """
-        return self._stop_all([e for e in self._by_use() if e.lease is None and e.spec.key not in spec_keys])
+        idle = [entry for entry in self._by_use() if entry.lease is None]
+        return self._stop_all([e for e in idle if e.spec.key not in spec_keys and e.spec.kind not in kinds])
 
     def close(self) -> list[Exception]:
         """Stop everything, leased or not; no lease is given afterwards. Idempotent.

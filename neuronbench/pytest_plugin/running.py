@@ -14,7 +14,8 @@ from neuronbench.measure import DeadlineExceeded, PointFailure, SloMiss
 from neuronbench.model import Failure, Gate, Outcome, slug
 from neuronbench.plugins import warn
 from neuronbench.protocols import BootError
-from neuronbench.pytest_plugin.keys import LEASED, NEEDS, OPEN, POINT, REPEAT, SPEC, session_of, session_or_none
+from neuronbench.pytest_plugin.collection import mark_of
+from neuronbench.pytest_plugin.keys import LEASED, OPEN, POINT, REPEAT, SPEC, session_of, session_or_none
 from neuronbench.pytest_plugin.terminal import Terminal
 from neuronbench.records import OpenRecord
 from neuronbench.session import Session
@@ -261,21 +262,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return
     session = session_of(item.config)
     if session.has_pool and nextitem is not None:
-        for error in session.pool.release_unless(*_keys_of(session, nextitem)):
+        following = nextitem.stash.get(SPEC, None)  # None: no benchmark, or one that is skipped
+        own = mark_of(nextitem).get("leases", ()) if following else ()
+        for error in session.pool.release_unless(*([following.key] if following else []), kinds=own):
             warn(f"a resource did not stop: {error}")
-
-
-def _keys_of(session: Session, item: pytest.Item) -> set[str]:
-    """Keys of the resources that an item is going to lease, as far as its parameters tell them."""
-    if SPEC not in item.stash:  # no benchmark, or one that is skipped
-        return set()
-    found = {item.stash[SPEC].key}
-    for kind in item.stash[NEEDS][1:]:  # those that it leases itself
-        try:
-            found.add(session.spec(item.stash[POINT], kind).key)
-        except (LookupError, ValueError):  # told when the item itself leases it
-            continue
-    return found
 
 
 @pytest.hookimpl(trylast=True)

@@ -52,12 +52,16 @@ def test_what_the_next_point_leases_itself_stays_for_it(project: Any) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 @nb.bench(lane="e2e", leases=("trainer", "endpoint"), params={"model": "base"})
 def bench_it(measure, size):
-    with measure.lease("endpoint") as endpoint:
+    with measure.lease("endpoint", model="made") as endpoint:
         measure.metric("loss", 1.0, stat="last")
+
+@nb.bench(lane="serving", params={"model": "other"})
+def bench_other(endpoint, measure):
+    measure.metric("loss", 1.0, stat="last")
 """
     )
-    project.run("-m", "fake and e2e").assert_outcomes(passed=2)
-    assert project.events("boot", "stop") == [("boot", "base"), ("stop", "base")]
+    project.run("-m", "fake").assert_outcomes(passed=3)
+    assert project.events("boot", "stop") == [("boot", "made"), ("stop", "made"), ("boot", "other"), ("stop", "other")]
 
 
 def test_resources_beside_each_other_where_the_benchmark_keeps_them_apart(project: Any) -> None:
