@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 from neuronbench import config, grid, measure_device, measure_items, processes
-from neuronbench.model import Point
+from neuronbench.model import Point, ResourceSpec
 from neuronbench.plugins import Plugins
-from neuronbench.protocols import BootContext, ResourceSpec
+from neuronbench.protocols import BootContext
 from neuronbench.worker.compiled import COMMON_HANDLERS, WorkerModel
 
 PROJECT = Path(__file__).parent.parent.parent

@@ -79,7 +79,8 @@ def installed(tmp_path: Path) -> Any:
     (project / "pyproject.toml").write_text("[tool.pytest]\nneuronbench = true\nstrict = true\n")
     (project / "benchmarks" / "bench_acme.py").write_text(BENCH)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environ |= {"PYTHONPATH": str(site), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    # Of what is installed here, the chip alone: other plugins bring benchmarks, which would run on it, too.
+    environ |= {"PYTHONPATH": str(site), "XDG_CACHE_HOME": str(tmp_path / "cache"), "NEURONBENCH_PLUGINS": "acme"}
 
     def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pytest", "benchmarks", "-p", "no:cacheprovider", "--nb-tracking-uri", "off"]
