@@ -209,10 +209,8 @@ class _Rules:
         return None
 
     def earliest(self, lines: Sequence[_Line], *, quiet: bool) -> tuple[Rule, _Line] | None:
-        """The first line of that loudness that is a cause; source lines of tracebacks do not count.
-
-        A loud one after which nothing can be measured on this host any more comes before all others, wherever it is.
-        """
+        """The first line of that loudness that is a cause; source lines of tracebacks do not count. A loud one after
+        which nothing can be measured on this host any more comes before all others, wherever it is."""
         first: tuple[Rule, _Line] | None = None
         for index, line in enumerate(lines):
             if line.body and line.quiet is quiet and not _SOURCE.match(line.body):

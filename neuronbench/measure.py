@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from neuronbench.definitions import DEFINITIONS
+from neuronbench.definitions import metric as defined
 from neuronbench.model import Better, Gate, Json, Metric, closest
 from neuronbench.protocols import CompiledModel, Endpoint, Resource, Trainer
 from neuronbench.protocols import DeadlineExceeded as DeadlineExceeded
@@ -105,16 +106,10 @@ class Measure:
             )
         if definition is not None and unit not in (None, definition.unit):
             raise ValueError(f"metric {id!r} is defined in {definition.unit}; found {unit!r}")
-        made = Metric(
-            id=id,
-            value=value,
-            unit=definition.unit if definition else str(unit),
-            better=definition.better if definition else better,
-            stat=stat,
-            n=n,
-            version=definition.version if definition else 1,
-            note=note,
-        )
+        if definition is not None:
+            made = defined(id, value, stat=stat, n=n, note=note, among=vocabulary)
+        else:
+            made = Metric(id=id, value=value, unit=str(unit), better=better, stat=stat, n=n, note=note)
         self.record.add(made)
         return made
 

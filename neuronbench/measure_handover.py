@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from neuronbench.definitions import metric
 from neuronbench.model import Failure, FrozenMap, Gate, Json, ResourceRef, ResourceSpec, jsonable
 from neuronbench.protocols import Endpoint, PointFailure, Resource
-from neuronbench.records import shown
+from neuronbench.records import point_ended, shown
 from neuronbench.serving import http
 from neuronbench.weights import Manifest, Shipped, StoreError, store
 
@@ -57,7 +57,12 @@ def lease(
     try:
         with session.pool.lease(spec) as leased:
             cited = session.reference(leased.resource)
-            yield leased.resource
+            failed = True
+            try:
+                yield leased.resource
+                failed = False
+            finally:
+                point_ended(opened, leased.resource, failed=failed)
     finally:
         cite(session, opened, spec, cited)
 

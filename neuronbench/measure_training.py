@@ -128,9 +128,6 @@ def train(
         raise type(error)(_cut_off(error.failure, kept, job, resume)) from error
     if resume is True:
         discard(folder)
-    more = getattr(trainer, "leave", None)
-    if callable(more):  # profiles, for one: what a trainer has beside its logs
-        more(record, opened.folder)
     return _reduced(session, opened, trainer, job, found, folder, facts, check_loss)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from neuronbench.model import Failure, FrozenMap, Outcome, Record, ResourceSpec
 
 if TYPE_CHECKING:
+    from neuronbench.protocols import Resource
     from neuronbench.receipts import ReceiptStore, Staging
 
 
@@ -104,6 +105,16 @@ def bare(record: Record) -> Record:
         provenance=record.provenance,
         started_at=record.started_at,
     )
+
+
+def point_ended(opened: OpenRecord, resource: Resource, *, failed: bool) -> None:
+    """Tell a resource that the point that leased it has ended, while the record is open.
+
+    One that wants to know has `point_ends` (see `neuronbench.protocols.Resource`). Raises what that raises.
+    """
+    ends = getattr(resource, "point_ends", None)
+    if callable(ends):
+        ends(opened.record, opened.folder, failed=failed)
 
 
 def redacted(failure: Failure) -> Failure:

@@ -103,7 +103,7 @@ def compare(
     progress = host.ProgressLine(patience_s=2.0)
     options = options_of(here, metric, noise_floor, by=by, allow=allow or ())
     kinds = BOOTS if boots else KINDS
-    mlflow = _mlflow(here, progress)
+    mlflow = runs_of_mlflow(here, progress)
     selector = Selector(store=here.store, mlflow=mlflow, kinds=kinds, keep=keeper(options), progress=progress)
     try:
         sides = _sides(selector, a, b, by, lane)
@@ -206,7 +206,9 @@ def _known_lane(here: host.Host, lane: str) -> None:
         raise host.CommandError(f"no lane {lane!r}; known: {known}", status=host.USAGE)
 
 
-def _mlflow(here: host.Host, progress: Callable[[str], None]) -> Callable[[str], Sequence[Path]]:
+def runs_of_mlflow(here: host.Host, progress: Callable[[str], None]) -> Callable[[str], Sequence[Path]]:
+    """For a `Selector`: the receipts that runs in MLflow are of. Raises `SelectionError` for what is not there."""
+
     def resolve(asked: str) -> Sequence[Path]:
         from neuronbench.compare import SelectionError
         from neuronbench.sinks.mlflow.lookup import receipts

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from neuronbench.commands import host
-from neuronbench.commands.compare import _mlflow, options_of, write
+from neuronbench.commands.compare import options_of, runs_of_mlflow, write
 
 if TYPE_CHECKING:
     from neuronbench.compare import Comparison, Side
@@ -69,7 +69,7 @@ def report(
     progress = host.ProgressLine(patience_s=2.0)
     lanes = here.plugins.lanes
     keep = keeper(lambda name: lanes[name].headline if name in lanes else ())
-    found = Selector(store=here.store, mlflow=_mlflow(here, progress), kinds=BOOTS, keep=keep, progress=progress)
+    found = Selector(store=here.store, mlflow=runs_of_mlflow(here, progress), kinds=BOOTS, keep=keep, progress=progress)
     try:
         side = _only(found.side(selector), lane)
         other = _only(found.side(compare), lane) if compare else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Final
@@ -31,7 +32,7 @@ LOAD_S: Final = 300.0
 """What loading a copy may take, at most."""
 
 
-class CompiledBoot(Boot):
+class CompiledBoot(Boot, ABC):
     """One boot; a backend's own derives from it and has the methods below that are marked so."""
 
     model_class: ClassVar[type[WorkerModel]] = WorkerModel
@@ -58,21 +59,21 @@ class CompiledBoot(Boot):
     def begin(self, stack: Stack) -> None:
         """The stack is known, and nothing was started yet."""
 
+    @abstractmethod
     def key_parts(self, stack: Stack, identity: Mapping[str, Json]) -> dict[str, Json]:
         """All that decides what the compiler makes; the digest of it is the artifact's key.
 
         The names `model`, `family`, `task`, `shape`, `threads`, `env`, `versions`, `target`, `handler` decide what the
         reference answers, too.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def launch(self, stack: Stack, index: int) -> Launch:
         """How copy `index` is started. Raises `PointFailure` where there is no room for it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def aside(self, stack: Stack, *, compiling: bool) -> Launch:
         """How the compiler's worker is started, and that of the reference, which has no device."""
-        raise NotImplementedError
 
     def build(self, source: Mapping[str, Json], *, reference: bool) -> dict[str, Json]:
         """Arguments of the handler that say what to build: for the compiler, or for the reference."""
@@ -86,13 +87,13 @@ class CompiledBoot(Boot):
         """Further arguments of the handler's verb `load`. `made`: what `compile` said."""
         return {}
 
+    @abstractmethod
     def floor(self, made: Mapping[str, Json]) -> Floor:
         """What no call can be faster than."""
-        raise NotImplementedError
 
+    @abstractmethod
     def max_workers(self) -> int:
         """Copies that fit beside each other."""
-        raise NotImplementedError
 
     def ready(self, model: WorkerModel, worker: Worker) -> None:
         """The first copy is loaded; its answer is not looked at yet."""

@@ -22,7 +22,8 @@ class CompiledProvider:
 
     defaults: ClassVar[Mapping[str, Json]] = DEFAULTS
     """Every parameter of a point that is this provider's business, with its default."""
-    booting: ClassVar[type[CompiledBoot]] = CompiledBoot
+    booting: ClassVar[type[CompiledBoot]]
+    """How one boots: the backend's own."""
 
     def __init__(self, info: ProviderInfo) -> None:
         self.info = info

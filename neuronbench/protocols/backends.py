@@ -36,7 +36,11 @@ class Stack:
 
 @runtime_checkable
 class Backend(Protocol):
-    """A kind of hardware and how to use it. Constructed once per session with its `BackendInfo`."""
+    """A kind of hardware and how to use it. Constructed once per session with its `BackendInfo`.
+
+    Optional, and not part of the protocol: `profilers`, names of the tools by which its runtime captures profiles;
+    where it has none, points with `profile` (`--nb-profile`) are skipped.
+    """
 
     info: BackendInfo
 

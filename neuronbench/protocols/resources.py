@@ -24,7 +24,12 @@ class Vocabulary:
 
 @runtime_checkable
 class Resource(Protocol):
-    """A live, leased thing."""
+    """A live, leased thing.
+
+    Optional, and not part of the protocol: `point_ends(record, into, *, failed)` is called when the point, or the part
+    of it, that leased the thing has ended, and its record is still open; `into` is the folder of the receipt. One that
+    was profiled leaves there what was captured. What it raises fails the point.
+    """
 
     spec: ResourceSpec
     facts: Mapping[str, Json]

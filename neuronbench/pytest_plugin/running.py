@@ -17,7 +17,7 @@ from neuronbench.protocols import BootError
 from neuronbench.pytest_plugin.collection import mark_of
 from neuronbench.pytest_plugin.keys import LEASED, OPEN, POINT, REPEAT, SPEC, session_of, session_or_none
 from neuronbench.pytest_plugin.terminal import Terminal
-from neuronbench.records import OpenRecord
+from neuronbench.records import OpenRecord, point_ended
 from neuronbench.session import Session
 
 if TYPE_CHECKING:
@@ -114,21 +114,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _called(item: pytest.Item) -> Generator[None, object, object]:
-    """Run the benchmark, and tell the resources it leased that it has ended, while its record is open.
-
-    A resource that wants to know has `point_ends(record, into, failed=)`: one that was profiled, say, which leaves
-    what was captured.
-    """
+    """Run the benchmark, and tell the resources that its fixtures leased that it has ended."""
     failed = True
     try:
         result = yield
         failed = False
     finally:
         for resource in item.stash.get(LEASED, ()):
-            ends = getattr(resource, "point_ends", None)
-            if callable(ends):
-                opened = item.stash[OPEN]
-                ends(opened.record, opened.folder, failed=failed)
+            point_ended(item.stash[OPEN], resource, failed=failed)
     return result
 
 

@@ -64,6 +64,36 @@ def bench_other(endpoint, measure):
     assert project.events("boot", "stop") == [("boot", "made"), ("stop", "made"), ("boot", "other"), ("stop", "other")]
 
 
+def test_what_was_leased_is_told_that_its_part_of_the_point_has_ended(project: Any) -> None:
+    project.bench(
+        """
+def told(record, into, *, failed):
+    record.notes.append(f"the end: failed={failed}, open={not record.closed}, {into.is_dir()}")
+
+@pytest.mark.parametrize("breaks", [False, True])
+@nb.bench(lane="e2e", leases=("endpoint",), params={"model": "base"})
+def bench_leased(measure, breaks):
+    with measure.lease("endpoint") as endpoint:
+        endpoint.point_ends = told
+        assert not breaks
+    measure.note("after")
+
+@pytest.mark.parametrize("breaks", [False, True])
+@nb.bench(lane="serving", params={"model": "other"})
+def bench_by_fixture(endpoint, measure, breaks):
+    endpoint.point_ends = told
+    assert not breaks
+    measure.note("before")
+"""
+    )
+    project.run("-m", "fake").assert_outcomes(passed=2, failed=2)
+    notes = {(r["point"]["lane"], r["outcome"] == "ok"): r["notes"] for r in project.records()}
+    end = "the end: failed={}, open=True, True"
+    assert notes["e2e", True] == [end.format(False), "after"]
+    assert notes["serving", True] == ["before", end.format(False)]
+    assert notes["e2e", False] == notes["serving", False] == [end.format(True)]
+
+
 def test_resources_beside_each_other_where_the_benchmark_keeps_them_apart(project: Any) -> None:
     """The fake endpoint needs both cores: two of them fit only where one is said to take none."""
     project.bench(

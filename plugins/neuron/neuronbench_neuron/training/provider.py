@@ -46,7 +46,7 @@ from neuronbench.worker.trainer import WorkerTrainer
 from neuronbench_neuron import compat, cores, stacks
 from neuronbench_neuron.hardware import Hardware
 from neuronbench_neuron.profile import tools as profiler
-from neuronbench_neuron.profile.record import leave
+from neuronbench_neuron.profile.record import leave, mark
 from neuronbench_neuron.training import rules
 
 if TYPE_CHECKING:
@@ -269,9 +269,12 @@ class NeuronTrainer(WorkerTrainer):
         super().stop()
         self._lease.release()
 
-    def leave(self, record: Record, into: Path) -> None:
-        """Profiles of the run that has ended, where they were asked for."""
-        if self._captured is not None:
+    def point_ends(self, record: Record, into: Path, *, failed: bool) -> None:
+        """Profiles of what was trained, where they were asked for. Raises `PointFailure`."""
+        if self._captured is None:
+            return
+        mark(record)
+        if not failed:
             leave(record, self._captured, into, self._root)
 
 
