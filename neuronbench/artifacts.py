@@ -80,10 +80,10 @@ def key_of(parts: Mapping[str, Json]) -> str:
 
 
 def source_digest(*files: Path) -> str:
-    """Digest of source files that decide what is compiled."""
+    """Digest of source files that decide what is compiled: of their names and contents, not of where they lie."""
     state = hashlib.blake2b(digest_size=8)
-    for path in sorted(files):
-        state.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for name, text in sorted((path.name, path.read_bytes()) for path in files):
+        state.update(name.encode() + b"\0" + text + b"\0")
     return state.hexdigest()
 
 

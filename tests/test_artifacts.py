@@ -171,6 +171,17 @@ def test_a_source_digest_changes_with_any_file(tmp_path: Path) -> None:
     assert artifacts.source_digest(one, two) != before
 
 
+def test_a_source_digest_does_not_depend_on_where_files_lie(tmp_path: Path) -> None:
+    found = set()
+    for first, second in (("a", "b"), ("z", "b"), ("a", "a")):
+        one, two = tmp_path / first / "handler.py", tmp_path / second / "common.py"
+        for path in (one, two):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(path.name)
+        found.add(artifacts.source_digest(one, two))
+    assert len(found) == 1
+
+
 def test_a_journal_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     cache = ArtifactCache(tmp_path)
     obtain(cache, compiler([]))
