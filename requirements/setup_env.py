@@ -143,8 +143,8 @@ def read_pins(lock: Path) -> dict[str, str]:
 
 
 def projects(root: Path) -> list[Path]:
-    """Folders installed editable: the project, and each plugin of its own that is not a template."""
-    found = [root] if (root / "pyproject.toml").is_file() else []
+    """Folders installed editable: the project, what runs boxes, and each plugin of its own that is not a template."""
+    found = [folder for folder in (root, root / "infra") if (folder / "pyproject.toml").is_file()]
     return found + sorted(
         path.parent for path in root.glob("plugins/*/pyproject.toml") if path.parent.name != "template"
     )

@@ -15,6 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+DISTRIBUTIONS = [*sorted(ROOT.glob("plugins/*/pyproject.toml")), ROOT / "infra" / "pyproject.toml"]
+"""All but the core."""
 
 
 def tool(*command: str) -> None:
@@ -22,7 +24,7 @@ def tool(*command: str) -> None:
     program = Path(sys.executable).parent / command[0]
     if not program.exists():
         pytest.skip(f"{command[0]} is not installed in {program.parent}; `make harness` installs it")
-    path = os.pathsep.join([str(ROOT), *(str(path.parent) for path in ROOT.glob("plugins/*/pyproject.toml"))])
+    path = os.pathsep.join([str(ROOT), *(str(path.parent) for path in DISTRIBUTIONS)])
     done = subprocess.run(
         [program, *command[1:]], cwd=ROOT, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path, "NO_COLOR": "1"},
@@ -43,8 +45,9 @@ def test_mypy() -> None:
 
 
 def test_mypy_of_the_plugins_and_the_set_up() -> None:
-    for folder in sorted(ROOT.glob("plugins/*/*/__init__.py")):
-        tool("mypy", str(folder.parent))
+    for manifest in DISTRIBUTIONS:
+        for package in sorted(manifest.parent.glob("*/__init__.py")):
+            tool("mypy", str(package.parent))
     tool("mypy", "requirements/setup_env.py", "requirements/steps.py")
 
 
@@ -100,7 +103,7 @@ def test_what_is_declared_is_used() -> None:
     assert not unused, f"among the dependencies in pyproject.toml, but imported nowhere: {unused}"
 
 
-@pytest.mark.parametrize("manifest", sorted(ROOT.glob("plugins/*/pyproject.toml")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("manifest", DISTRIBUTIONS, ids=lambda path: path.parent.name)
 def test_plugins_declare_what_they_import(manifest: Path) -> None:
     project = tomllib.loads(manifest.read_text(encoding="utf-8"))["project"]
     packages = [path.parent for path in manifest.parent.glob("*/__init__.py")]
@@ -167,7 +170,7 @@ def test_every_room_has_a_readme(folder: str) -> None:
 def test_modules_stay_small() -> None:
     long = {
         str(path.relative_to(ROOT)): count
-        for top in ("neuronbench", "plugins", "requirements")
+        for top in ("neuronbench", "plugins", "infra", "requirements")
         for path in (ROOT / top).rglob("*.py")
         if (count := len(path.read_text(encoding="utf-8").splitlines())) > 520
     }

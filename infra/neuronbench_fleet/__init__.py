@@ -1,0 +1,1 @@
+"""Commands that start boxes on AWS, run benchmarks on them and bring the receipts home."""

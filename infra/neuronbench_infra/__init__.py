@@ -1,0 +1,1 @@
+"""The CDK application: what an account needs for boxes, runs and shared tracking."""
