@@ -1,0 +1,91 @@
+"""The group `neuronbench fleet`, and what its commands have in common."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+
+import typer
+
+from neuronbench.commands import host
+from neuronbench_fleet.errors import EXIT_HELP
+
+if TYPE_CHECKING:
+    from neuronbench_fleet.aws import Aws, Call
+
+HELP: Final = f"""Boxes on AWS: start them, run benchmarks on them, fetch what they measured, end them.
+
+\b
+    neuronbench fleet up night --kind inf2 --max-hours 8 --max-usd 10
+    neuronbench fleet run night -m inf2
+    neuronbench fleet status
+    neuronbench fleet pull night
+    neuronbench fleet down night
+
+Every box has a limit in time from the moment it starts. A dry run (--dry-run) prints every call that would be made and
+changes nothing. What AWS has to have first (network, bucket, roles) is deployed once: infra/README.md.
+
+{EXIT_HELP}
+"""
+
+_COMMANDS: Final = {
+    "up": "Start boxes: search zones and ways of buying, within limits of time and money.",
+    "status": "Boxes, what they cost so far, what runs on them.",
+    "run": "Run benchmarks on the boxes, supervised, also when this machine goes away.",
+    "logs": "What a run prints.",
+    "pull": "Fetch receipts, the same bytes.",
+    "stop": "Stop the boxes; the disks stay.",
+    "down": "End the boxes, and check that nothing is left.",
+}
+"""Each is the function of that name in `neuronbench_fleet.commands.NAME`."""
+
+Name: TypeAlias = Annotated[str, typer.Argument(help="Name of the fleet.")]
+DeploymentOption: TypeAlias = Annotated[
+    str | None, typer.Option("--deployment", help="Deployment (default: NEURONBENCH_DEPLOYMENT, else neuronbench).")
+]
+RegionOption: TypeAlias = Annotated[str | None, typer.Option("--region", help="Region (default: as boto3 finds it).")]
+ProfileOption: TypeAlias = Annotated[
+    str | None, typer.Option("--profile", help="Profile of credentials (default: as boto3 finds it).")
+]
+DryRunOption: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Print every call that would be made, change nothing.")
+]
+VerboseOption: TypeAlias = Annotated[bool, typer.Option("--verbose", "-v", help="Print every call as it is made.")]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="For programs: JSON on standard output.")]
+
+
+def build() -> typer.Typer:
+    """The group with its commands."""
+    app = typer.Typer(
+        name="fleet", help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )  # fmt: skip
+    for name, short in _COMMANDS.items():
+        where = f"neuronbench_fleet.commands.{name}"
+        if importlib.util.find_spec(where) is None:
+            continue
+        module = importlib.import_module(where)
+        # a command that hands options on to pytest says so: SETTINGS = {"ignore_unknown_options": True, ...}
+        app.command(name, short_help=short, context_settings=getattr(module, "SETTINGS", None))(getattr(module, name))
+    return app
+
+
+def connect(
+    *, region: str | None = None, profile: str | None = None, dry_run: bool = False, verbose: bool = False,
+    as_json: bool = False,
+) -> Aws:  # fmt: skip
+    """AWS, as a command was told to use it. Waits and (with `verbose`) calls are told on standard error.
+
+    In a dry run every call is printed: on standard output, or on standard error where that is JSON.
+    """
+    from neuronbench_fleet.aws import Aws
+
+    def heard(call: Call) -> None:
+        if dry_run:
+            line = f"{'would call' if not call.made else 'call'}  {call.line()}"
+            (host.complain if as_json else host.say)(line)
+        elif verbose:
+            host.complain(f"call {call.line()}")
+
+    return Aws(region=region, profile=profile, dry_run=dry_run, on_call=heard, on_retry=host.complain)

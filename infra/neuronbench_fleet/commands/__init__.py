@@ -1,0 +1,1 @@
+"""The commands of `neuronbench fleet`, one module each."""
