@@ -83,7 +83,7 @@ def describe(
     version of the stack in use; by default the backend is asked for its stacks (a missing one is no error).
     """
     environ = os.environ if environ is None else environ
-    facts: dict[str, Json] = {**host_facts(), **harness_facts(), **git_facts(settings.root)}
+    facts: dict[str, Json] = {**host_facts(), **harness_facts(), **git_facts(settings.root), **code_facts(environ)}
     facts["backend.name"] = backend.info.name
     try:
         given: Mapping[str, Json] = FrozenMap(backend.facts())
@@ -187,6 +187,23 @@ def git_facts(root: Path) -> dict[str, Json]:
         "git.branch": ask("rev-parse", "--abbrev-ref", "HEAD"),
         "git.dirty": None if changed is None else bool(changed),
     }
+
+
+def code_facts(environ: Mapping[str, str]) -> dict[str, Json]:
+    """What code was shipped here, by the word of what shipped it (`neuronbench fleet run`); empty elsewhere.
+
+    `code.sha256` is the hash of the archive. The shipped tree is no checkout: commit, branch and whether the tree
+    differed from the commit are those of the checkout it was made of.
+    """
+    sha256 = environ.get("NEURONBENCH_CODE_SHA256")
+    if not sha256:
+        return {}
+    facts: dict[str, Json] = {"code.sha256": sha256}
+    if commit := environ.get("NEURONBENCH_CODE_COMMIT"):
+        facts["git.commit"] = commit
+        facts["git.branch"] = environ.get("NEURONBENCH_CODE_BRANCH") or None
+        facts["git.dirty"] = environ.get("NEURONBENCH_CODE_DIRTY") == "1"
+    return facts
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -118,6 +118,24 @@ def test_git(tmp_path: Path) -> None:
     assert environment.git_facts(tmp_path)["git.dirty"] is True
 
 
+def test_code_that_was_shipped_is_named_by_its_hash_and_by_the_checkout_it_was_made_of(
+    settings: config.Settings,
+) -> None:
+    shipped = {
+        "NEURONBENCH_CODE_SHA256": "0f" * 32, "NEURONBENCH_CODE_COMMIT": "3f2a91c0", "NEURONBENCH_CODE_BRANCH": "main",
+        "NEURONBENCH_CODE_DIRTY": "1",
+    }  # fmt: skip
+    found = environment.describe(Backend(), {}, settings, {}, environ=shipped)
+    here = environment.describe(Backend(), {}, settings, {}, environ={})
+    assert {name: found.facts[name] for name in ("code.sha256", "git.commit", "git.branch", "git.dirty")} == {
+        "code.sha256": "0f" * 32, "git.commit": "3f2a91c0", "git.branch": "main", "git.dirty": True,
+    }  # fmt: skip
+    assert "code.sha256" not in here.facts
+    assert found.key == here.key  # other code is told, and compared: that is what one compares for
+    alone = environment.describe(Backend(), {}, settings, {}, environ={"NEURONBENCH_CODE_SHA256": "0f" * 32})
+    assert alone.facts["git.commit"] is None
+
+
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
     """A quiet host as seen through /proc and /sys."""

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from neuronbench.commands import host
 
+if TYPE_CHECKING:
+    from neuronbench.config import Settings
+    from neuronbench.shipping import Pulled, ReceiptShelf
+    from neuronbench.sinks.mlflow.pull import PullResult
+
 
 def pull(
     context: typer.Context,
+    where: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="WHERE", help="Where a run sends its receipts: s3://BUCKET/runs/RUN, or a copy of that as a folder."
+        ),
+    ] = None,
     session: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Only this session: its id or the start of it; repeatable.")
     ] = None,
@@ -31,7 +42,11 @@ def pull(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Fetch receipts into this data root, from MLflow or from a folder of receipts.
+    """Fetch receipts into this data root: from MLflow, from a folder of receipts, or from what a run sends to S3.
+
+    \b
+        neuronbench pull --session 20261130-0408
+        neuronbench pull s3://BUCKET/runs/RUN        while it runs, too: only whole receipts come
 
     They are the same to the last byte as where they were measured: digests are checked, what is here already is left
     alone, and another receipt of the same name is refused. Afterwards list, compare and history know them.
@@ -40,6 +55,16 @@ def pull(
     from neuronbench.sinks.mlflow.pull import pull as fetch
 
     here = host.of(context)
+    if where and source:
+        raise host.CommandError("give one place: WHERE, or --from", status=host.USAGE)
+    shelf = _shelf(where or source)
+    if shelf is not None:
+        if lane or tag:
+            text = "--lane and --tag ask MLflow; what a run sends is chosen by --session"
+            raise host.CommandError(text, status=host.USAGE)
+        _from_shelf(here.settings, shelf, list(session or ()), as_json=as_json)
+        return
+    source = where or source
     wanted = Selection(sessions=session or (), lanes=lane or (), tags=_tags(tag or ()))
     folder = Path(source).expanduser() if source and "://" not in source else None
     if folder is not None and not folder.is_dir():
@@ -56,6 +81,13 @@ def pull(
         raise host.CommandError(str(error), status=host.USAGE) from error
     finally:
         progress.done()
+    _show(here.settings, result, as_json=as_json)
+    if not result.fetched and not result.kept:
+        raise host.CommandError("nothing there matches", remedy="see what there is in MLflow, and name less")
+
+
+def _show(settings: Settings, result: PullResult | Pulled, *, as_json: bool) -> None:
+    """Print what came; ends the command with 1 when anything was refused."""
     if as_json:
         host.emit_json(
             {
@@ -68,7 +100,7 @@ def pull(
     else:
         host.say(
             f"{len(result.fetched)} fetched, {len(result.kept)} were here already, {len(result.refused)} refused"
-            f"  ({here.settings.receipts_dir})"
+            f"  ({settings.receipts_dir})"
         )
     for receipt, reason in result.refused:
         host.complain(f"refused: {receipt}: {reason}")
@@ -76,8 +108,45 @@ def pull(
         host.complain(problem)
     if not result.ok:
         raise typer.Exit(host.FAILURE)
-    if not result.fetched and not result.kept:
-        raise host.CommandError("nothing there matches", remedy="see what there is in MLflow, and name less")
+
+
+def _shelf(where: str) -> ReceiptShelf | None:
+    """The shelf that `where` names: anything in S3, and a folder that has manifests of one."""
+    if not where.startswith("s3:") and not _is_shelf(Path(where).expanduser() if where else None):
+        return None
+    from neuronbench.shipping import open_shelf
+    from neuronbench.weights import StoreError
+
+    try:
+        return open_shelf(where)
+    except StoreError as error:
+        raise host.CommandError(str(error), status=host.USAGE) from error
+
+
+def _is_shelf(folder: Path | None) -> bool:
+    return folder is not None and any(
+        next(root.glob("*/*/MANIFEST.json"), None) is not None for root in (folder, folder / "receipts")
+    )
+
+
+def _from_shelf(settings: Settings, shelf: ReceiptShelf, sessions: list[str], *, as_json: bool) -> None:
+    from neuronbench.shipping import pull as fetch
+    from neuronbench.weights import StoreError
+
+    progress = host.ProgressLine()
+    try:
+        result = fetch(shelf, settings.receipts_dir, sessions=sessions, progress=progress)
+    except StoreError as error:
+        raise host.CommandError(str(error)) from error
+    finally:
+        progress.done()
+    _show(settings, result, as_json=as_json)
+    if result.unfinished:
+        host.complain(f"not whole there yet, and left out: {', '.join(result.unfinished)}")
+    elif not result.fetched and not result.kept:
+        raise host.CommandError(
+            f"no receipts in {shelf.url}", remedy="check the run's name and --session; see `neuronbench fleet status`"
+        )
 
 
 def _tags(given: list[str] | tuple[str, ...]) -> dict[str, str]:
