@@ -6,6 +6,7 @@ Credentials, region and endpoint are boto3's own affair (AWS_PROFILE, AWS_REGION
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class Aws:
         self._on_call, self._on_retry = on_call, on_retry
         self._clients: dict[str, Any] = {}
         try:
-            self._session = boto3.Session(region_name=region, profile_name=profile)
+            self._session = boto3.Session(region_name=region or os.environ.get("AWS_REGION"), profile_name=profile)
             if self._session.region_name is None:
                 raise botocore.exceptions.NoRegionError
         except botocore.exceptions.BotoCoreError as error:

@@ -62,7 +62,7 @@ def find_deployment(aws: Aws, name: str) -> Deployment:
         raise FleetError(
             f"there is no deployment {name!r} in {aws.region}: no SSM parameter {parameter}",
             kind="not_found",
-            remedy="deploy it (infra/README.md), or say where it is: --deployment NAME, --region REGION, --profile NAME",
+            remedy="deploy it (infra/README.md), or say where it is: --deployment, --region, --profile",
         )
     return Deployment(
         name=name,

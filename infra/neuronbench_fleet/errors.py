@@ -87,7 +87,7 @@ _NETWORK: Final = frozenset(
     {
         "EndpointConnectionError", "ConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "SSLError",
         "ConnectionClosedError", "ProxyConnectionError", "HTTPClientError", "IncompleteReadError",
-        "ResponseStreamingError", "ResponseParserError",
+        "ResponseStreamingError", "ResponseParserError", "FlexibleChecksumError",
     }
 )  # fmt: skip
 _ENCODED: Final = re.compile(r"\s*Encoded authorization failure message: \S+")
