@@ -29,7 +29,8 @@ from neuronbench.model import Json, canonical_json
 from neuronbench.receipts import ReceiptError, write_atomic
 from neuronbench.receipts.sessions import MANIFEST as SESSION
 from neuronbench.receipts.sessions import read_manifest
-from neuronbench.sinks.contents import FileFact, RestoreError, check_name, check_path, contents, restore
+from neuronbench.sinks.contents import FileFact, check_name, check_path, contents, restore
+from neuronbench.sinks.contents import RestoreError as RestoreError
 from neuronbench.weights import Blobs, StoreError
 from neuronbench.weights.blobs import blobs
 

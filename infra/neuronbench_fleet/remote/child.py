@@ -61,7 +61,7 @@ def interrupt(process: Process) -> None:
 
 
 def await_left_over(state: State) -> bool:
-    """Wait until the pytest of an agent that was killed is gone; True when there was one. It is ended with its agent."""
+    """Wait until the pytest of an agent that was killed is gone (its guard ends it); True when there was one."""
     told = state.read(_CHILD)
     pid, born = told.get("pid"), told.get("created")
     if not isinstance(pid, int) or born is None or guard.created(pid) != born:

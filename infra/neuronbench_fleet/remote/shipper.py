@@ -120,9 +120,13 @@ class Shipper:
                 self._wake.wait(pause)
 
     def _round(self, *, all_of_it: bool) -> None:
+        self._tell(all_of_it)  # a large receipt must not keep the console back
         for folder in self._found():
             self._receipt(folder)
         self._manifests()
+        self._tell(all_of_it)
+
+    def _tell(self, all_of_it: bool) -> None:
         for pieces in self._pieces:
             pieces.cut(all_of_it=all_of_it)
             pieces.send(self._blobs, self._run)

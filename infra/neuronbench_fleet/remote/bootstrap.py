@@ -1,0 +1,59 @@
+"""The script that is sent to a box, with everything filled in."""
+
+from __future__ import annotations
+
+import base64
+import importlib.resources
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from neuronbench_fleet.errors import UsageError
+from neuronbench_fleet.remote.keys import RUN_ID
+
+EXIT_NO_SYSTEMD, EXIT_SETUP, EXIT_HASH, EXIT_NO_CODE = 80, 87, 88, 89
+SETUP: Final = "make harness"
+PYTHON: Final = "@CODE@/.venv/bin/python"
+_PLAIN_PATH: Final = re.compile(r"[\w@./+-]+")
+
+
+def unit(run: str, *, sha256: str, python: str = PYTHON) -> str:
+    """The systemd unit of a run. `@ROOT@` is left in it for the script, which knows the box."""
+    if not _PLAIN_PATH.fullmatch(python):
+        raise UsageError(f"--python {python!r}: expected a path without spaces and other odd characters")
+    filled = _template("unit.service")
+    for name, value in (
+        ("PYTHON", python), ("RUN", run), ("STATE", f"@ROOT@/var/lib/neuronbench/{run}"),
+        ("CODE", f"@ROOT@/opt/neuronbench/{sha256}"),
+    ):  # fmt: skip
+        filled = filled.replace(f"@{name}@", value)
+    return filled
+
+
+def script(
+    order: Mapping[str, Any], *, sha256: str, url: str, setup: str = SETUP, python: str = PYTHON, pace: int = 1
+) -> str:
+    """The script that sets up `order` (see `state.Order`) on a box.
+
+    `url` is presigned: the box needs no tool and no right but curl for the code, and whoever may read the history of
+    commands in the account may read the code for an hour, which is what their rights there amount to anyway.
+    """
+    run = str(order["run"])
+    if not RUN_ID.fullmatch(run):
+        raise UsageError(f"run {run!r}: expected lower-case letters, digits and hyphens, 63 at most")
+    if "'" in url:
+        raise ValueError("a presigned URL has no quotes")
+    told = {**order, "code": f"@ROOT@/opt/neuronbench/{sha256}"}
+    filled = _template("bootstrap.sh")
+    for name, value in (
+        ("RUN", run), ("SHA256", sha256), ("URL", url), ("SETUP", setup), ("PACE", str(pace)),
+        ("ORDER", base64.b64encode(json.dumps(told).encode()).decode()),
+        ("UNIT", unit(run, sha256=sha256, python=python).rstrip()),
+    ):  # fmt: skip
+        filled = filled.replace(f"@{name}@", value)
+    return filled
+
+
+def _template(name: str) -> str:
+    return (importlib.resources.files("neuronbench_fleet.remote") / name).read_text(encoding="utf-8")

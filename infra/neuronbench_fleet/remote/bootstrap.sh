@@ -1,0 +1,68 @@
+#!/bin/sh
+# Sets up a run of neuronbench on this box. `neuronbench fleet run` fills in the names between @ and sends it through
+# SSM; sent twice it does nothing twice. It needs curl, tar, sha256sum, flock and systemd, which every image has.
+# Ends with 80 (no systemd), 87 (the code cannot be set up), 88 (wrong hash), 89 (the code cannot be had).
+set -eu
+umask 022
+root=${NEURONBENCH_BOX_ROOT:-}
+run='@RUN@'
+sha='@SHA256@'
+unit="neuronbench-run-$run.service"
+code="$root/opt/neuronbench/$sha"
+state="$root/var/lib/neuronbench/$run"
+
+say() { echo "neuronbench: $*"; }
+stop() { say "$2" >&2; exit "$1"; }
+
+command -v systemctl >/dev/null || stop 80 'this box has no systemd, which is what keeps a run going'
+mkdir -p "$root/opt/neuronbench" "$state" "$root/etc/systemd/system"
+exec 9>"$root/opt/neuronbench/.lock"
+flock 9
+
+if [ ! -e "$code.ready" ]; then
+    part="$code.part"
+    found='nothing'
+    why='nothing was answered'
+    for pause in 2 4 8 16 0; do
+        rm -f "$part.tar.gz"
+        if why=$(curl -fsS --connect-timeout 20 --max-time 1800 -o "$part.tar.gz" '@URL@' 2>&1); then
+            found=$(sha256sum <"$part.tar.gz" | cut -c1-64)
+            [ "$found" != "$sha" ] || break
+            say "the code that came has the SHA-256 $found, expected $sha; once more"
+        else
+            say "the code did not come ($why); once more"
+        fi
+        sleep "$((pause * @PACE@))"
+    done
+    [ "$found" != 'nothing' ] || stop 89 "the code cannot be had: $why. Does the box reach S3 (endpoint, route, DNS)?"
+    [ "$found" = "$sha" ] || stop 88 "the code has the SHA-256 $found, expected $sha: nothing of it was run"
+    rm -rf "$part" "$code"
+    mkdir "$part"
+    tar -xzf "$part.tar.gz" -C "$part" --no-same-owner
+    mv "$part" "$code"
+    rm -f "$part.tar.gz"
+    say "code $sha is unpacked; setting it up"
+    cd "$code"
+    if ! { @SETUP@
+    } >"$code.setup.log" 2>&1 </dev/null; then
+        tail -n 30 "$code.setup.log" >&2
+        stop 87 "the code cannot be set up: see above, and $code.setup.log on the box"
+    fi
+    touch "$code.ready"
+fi
+
+if [ -e "$state/done.json" ]; then
+    say "run $run is over on this box"
+    exit 0
+fi
+printf '%s' '@ORDER@' | base64 -d | sed "s|@ROOT@|$root|g" >"$state/.run.json"
+mv "$state/.run.json" "$state/run.json"
+sed "s|@ROOT@|$root|g" >"$root/etc/systemd/system/.$unit" <<'UNIT'
+@UNIT@
+UNIT
+mv "$root/etc/systemd/system/.$unit" "$root/etc/systemd/system/$unit"
+systemctl daemon-reload
+systemctl reset-failed "$unit" 2>/dev/null || true
+systemctl enable "$unit"
+systemctl start "$unit"
+say "run $run is on its way ($unit)"
