@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import hashlib
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
-from neuronbench.weights.manifest import CHUNK, StoreError
+from neuronbench import keylocks
+from neuronbench.weights.manifest import CHUNK, FULL_DISK, FileEntry, StoreError, mismatch
+from neuronbench.weights.meter import Meter
+
+_QUIET: Final = "Let the program that writes it come to its end first."
 
 
 @runtime_checkable
@@ -40,6 +49,46 @@ class Blobs(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What became of one file on its way up."""
+
+    moved_bytes: int = 0
+    """Transferred now."""
+    resumed_bytes: int = 0
+    """Found there, left by an upload that was cut off, and compared with the file."""
+    there: bool = False
+    """The whole object was there before."""
+    checked: bool = False
+    """The service has hashed (SHA-256) what it holds, and it is the file."""
+    retries: int = 0
+    """Requests that had to be made once more: throttled, or the connection broke."""
+
+
+@runtime_checkable
+class Resumable(Blobs, Protocol):
+    """A place that can go on with what was cut off."""
+
+    def write_file(self, key: str, path: Path, entry: FileEntry, meter: Meter) -> Sent:
+        """Write a file, in parts where it is large, going on with an upload of that key that was cut off.
+
+        It appears whole or not at all; what is there is never overwritten. Raises `StoreError`; what has arrived of a
+        large file is kept then, for the next try, unless the file is not what `entry` says.
+        """
+        ...
+
+    def checked(self, key: str, path: Path, entry: FileEntry) -> bool:
+        """Whether the service has hashed an object by itself and says that it is the file.
+
+        False where it cannot say, and where it says something else: reading the object tells what it is.
+        """
+        ...
+
+    def read_from(self, key: str, start: int) -> Iterator[bytes]:
+        """The contents from a byte on, which must be there. Raises like `read`."""
+        ...
+
+
 class LocalBlobs:
     """A folder. An object appears by a hard link, which fails where there is one already."""
 
@@ -63,7 +112,9 @@ class LocalBlobs:
                 "disk_full", f"{self.url} has no room for {size_bytes / 1e9:.2f} GB more",
                 remedy="Free space, or use a store elsewhere.",
             )  # fmt: skip
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        self._clear(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+        held = keylocks.take(temporary)  # so that others know that it is not left over
         try:
             with temporary.open("wb") as file:
                 for chunk in chunks:
@@ -76,8 +127,17 @@ class LocalBlobs:
             except FileExistsError:  # another process was first
                 return False
             return True
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            raise StoreError(
+                "disk_full", f"{self.url} became full ({error.strerror}) while {key} was written",
+                remedy="Free space, or use a store elsewhere; what is there whole is not sent again.",
+            ) from error  # fmt: skip
         finally:
             temporary.unlink(missing_ok=True)
+            if held is not None:
+                held.close()
 
     def read(self, key: str) -> Iterator[bytes]:
         try:
@@ -86,11 +146,56 @@ class LocalBlobs:
             raise KeyError(key) from None
         return _pieces(file)
 
+    # -- Resumable
+
+    def write_file(self, key: str, path: Path, entry: FileEntry, meter: Meter) -> Sent:
+        if self.write(key, counted(path, entry, meter), entry.size_bytes):
+            return Sent(moved_bytes=entry.size_bytes)
+        meter.there(entry.size_bytes)
+        return Sent(there=True)
+
+    def checked(self, key: str, path: Path, entry: FileEntry) -> bool:
+        return False  # a file system hashes nothing
+
+    def read_from(self, key: str, start: int) -> Iterator[bytes]:
+        try:
+            file = (self.folder / key).open("rb")
+        except FileNotFoundError:
+            raise KeyError(key) from None
+        file.seek(start)
+        return _pieces(file)
+
+    def _clear(self, path: Path) -> None:
+        """Take away what processes that were killed have left of an object."""
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+            with contextlib.suppress(OSError):
+                lock = keylocks.take(left)
+                if lock is not None:
+                    with lock:
+                        left.unlink()
+
     def keys(self, prefix: str) -> Iterator[str]:
         for path in sorted(self.folder.rglob("*")):
             key = path.relative_to(self.folder).as_posix()
             if key.startswith(prefix) and path.is_file() and not path.name.startswith("."):
                 yield key
+
+
+def counted(path: Path, entry: FileEntry, meter: Meter) -> Iterator[bytes]:
+    """A file's bytes for the way up. What was hashed before must be what is read now."""
+    state = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(CHUNK):
+            state.update(piece)
+            meter.moved(len(piece))
+            yield piece
+    if state.hexdigest() != entry.sha256:
+        raise changed(path, entry, state.hexdigest())
+
+
+def changed(path: Path, entry: FileEntry, found: str) -> StoreError:
+    """The error for a file that is not what it was when it was hashed."""
+    return mismatch(f"{path} changed while it was stored", entry.sha256, found, _QUIET)
 
 
 def _pieces(file: object) -> Iterator[bytes]:

@@ -1,17 +1,16 @@
 """Entries of compile caches between hosts, through the same blobs as weights: by digest, never overwritten.
 
 A file lies under its own SHA-256 (`blobs/ab/abcdef...`). What an entry holds (`entries/<scope>/<key>.json`) is written
-last of all: what was cut off is no entry, and doing the same again sends only what is missing. The first who sends an
-entry stays; compilers do not give the same bytes twice, and an executable that others measured with is not replaced.
+last of all: what was cut off is no entry, and doing the same again sends only what is missing, of a large file only the
+parts that are missing. The first who sends an entry stays; compilers do not give the same bytes twice, and an
+executable that others measured with is not replaced.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,9 @@ from typing import Final, Literal, TypeAlias
 
 from neuronbench.model import Json, canonical_json
 from neuronbench.weights.blobs import Blobs
-from neuronbench.weights.manifest import CHUNK, FileEntry, StoreError, mismatch
+from neuronbench.weights.manifest import FileEntry, StoreError
+from neuronbench.weights.meter import Meter
+from neuronbench.weights.transfers import fetch_files, send_file
 
 FORMAT: Final = 1
 SCOPE_PARTS: Final = 3
@@ -30,7 +31,6 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _PART: Final = re.compile(r"[A-Za-z0-9][\w.+=@-]*")
 """Of scopes and keys. Names of files may begin with a dot, too."""
 _NAME: Final = re.compile(r"[\w.+=@-]+")
-_AGAIN: Final = "Remove the damaged object from the store and push the entry again."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +57,20 @@ class EntryStore:
     def __init__(self, blobs: Blobs) -> None:
         self.blobs = blobs
 
-    def put(self, scope: str, key: str, files: Mapping[str, Path]) -> tuple[Done, int]:
-        """Keep an entry; what became of it, and bytes that were sent. Raises `StoreError`, also when a file changes
-        meanwhile: the entry is not there then."""
+    def put(self, scope: str, key: str, files: Mapping[str, Path], *, meter: Meter | None = None) -> tuple[Done, int]:
+        """Keep an entry; what became of it, and bytes that were sent. `meter` counts all of the entry's bytes.
+
+        Raises `StoreError`, also when a file changes meanwhile: the entry is not there then."""
         where = _entry_key(scope, key)
+        meter = meter or Meter(None, 0)
         entry = Entry(scope=scope, key=key, files={_checked(name): _hashed(path) for name, path in files.items()})
         known = self._entry(where)
         if known is not None:
+            meter.there(entry.size_bytes)
             return ("there" if known.files == entry.files else "other"), 0
         moved = 0
         for name, each in entry.files.items():
-            if self.blobs.write(_blob_key(each), _sent(files[name], each), each.size_bytes):
-                moved += each.size_bytes
+            moved += send_file(self.blobs, _blob_key(each), files[name], each, meter).moved_bytes
         text = entry.text().encode()
         if self.blobs.write(where, [text], len(text)):
             return "sent", moved
@@ -87,24 +89,16 @@ class EntryStore:
         """Scopes that have entries here."""
         return sorted({"/".join(where.split("/")[1 : 1 + SCOPE_PARTS]) for where in self.blobs.keys("entries/")})
 
-    def fetch(self, entry: Entry, into: Path) -> None:
-        """Write the files of an entry to the folder `into`, which must not exist; every byte is hashed on its way.
+    def fetch(self, entry: Entry, into: Path, *, meter: Meter | None = None) -> int:
+        """Write the files of an entry to the folder `into`; every byte is hashed on its way. Bytes that were moved.
 
-        Nothing is left there when it fails. Raises `StoreError`, with both hashes where a file is not what it was.
+        What an earlier try has left there is hashed and kept, and nothing but the entry is there in the end. Raises
+        `StoreError`, with both hashes where a file is not what it was: that file is not there then.
         """
-        into.mkdir(parents=True)
-        try:
-            for name, each in entry.files.items():
-                target = into / _checked(name)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("xb") as file:
-                    for piece in self._read(name, each):
-                        file.write(piece)
-                    file.flush()
-                    os.fsync(file.fileno())
-        except BaseException:
-            shutil.rmtree(into, ignore_errors=True)
-            raise
+        files = {_checked(name): each for name, each in entry.files.items()}
+        keys = {name: _blob_key(each) for name, each in files.items()}
+        moved, _ = fetch_files(self.blobs, files, keys, into, meter or Meter(None, entry.size_bytes))
+        return moved
 
     # -- parts
 
@@ -128,21 +122,6 @@ class EntryStore:
             ) from error  # fmt: skip
         return entry
 
-    def _read(self, name: str, entry: FileEntry) -> Iterator[bytes]:
-        try:
-            pieces = self.blobs.read(_blob_key(entry))
-        except KeyError:
-            raise StoreError(
-                "weights_missing", f"{name} (SHA-256 {entry.sha256}) is missing from {self.blobs.url}",
-                remedy="Push the entry again.", expected=entry.sha256,
-            ) from None  # fmt: skip
-        state = hashlib.sha256()
-        for piece in pieces:
-            state.update(piece)
-            yield piece
-        if state.hexdigest() != entry.sha256:
-            raise mismatch(f"{name} in {self.blobs.url} was changed", entry.sha256, state.hexdigest(), _AGAIN)
-
 
 def _file(told: Json) -> FileEntry:
     sha256, size = told["sha256"], told["bytes"]
@@ -154,22 +133,6 @@ def _file(told: Json) -> FileEntry:
 def _hashed(path: Path) -> FileEntry:
     with path.open("rb") as file:
         return FileEntry(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size_bytes=path.stat().st_size)
-
-
-def _sent(path: Path, entry: FileEntry) -> Iterator[bytes]:
-    """A file's bytes. What was hashed before must be what is read now."""
-    state = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(CHUNK):
-            state.update(piece)
-            yield piece
-    if state.hexdigest() != entry.sha256:
-        raise mismatch(
-            f"{path} changed while it was sent",
-            entry.sha256,
-            state.hexdigest(),
-            "Let the compiler come to its end first.",
-        )
 
 
 def _blob_key(entry: FileEntry) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +19,8 @@ from neuronbench.model import Failure, Json, canonical_json
 FORMAT: Final = 1
 CHUNK: Final = 1 << 20
 """Bytes that are read, hashed and written at a time."""
+FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What a system says when nothing more can be written."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME: Final = 400
 

@@ -1,71 +1,75 @@
 """A store's bytes in S3. The one module that imports boto3, late; it comes with the extra `neuronbench[s3]`.
 
 Credentials, region and endpoint are boto3's own affair (AWS_PROFILE, AWS_ENDPOINT_URL_S3, an instance's role, ...).
+Large objects go up and down in parts, several at a time; how they go on after a cut is said in `s3_upload`.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from neuronbench.weights.manifest import CHUNK, StoreError
+from neuronbench.weights import s3_errors, s3_reading
+from neuronbench.weights.blobs import Sent, changed
+from neuronbench.weights.manifest import FileEntry, StoreError
+from neuronbench.weights.meter import Meter
+from neuronbench.weights.s3_upload import Upload, composite_of
 
 PART_BYTES: Final = 32 << 20
-"""Larger objects go up in parts of this size, or of as much more as keeps them below `_MOST_PARTS`."""
+"""Larger objects go in parts of this size, or of as much more as keeps them below `_MOST_PARTS`."""
+PART_VARIABLE: Final = "NEURONBENCH_S3_PART_BYTES"
+"""Another size of parts, in bytes; S3 takes none below 5 MiB. An upload goes on with the size it was begun with."""
 _MOST_PARTS: Final = 9000
 """S3 allows 10,000."""
-_AT_ONCE: Final = 4
+_AT_ONCE: Final = 8
 """Parts on their way at a time; so many are in memory."""
-_ATTEMPTS: Final = 5
-"""Connections that may break within one object."""
-_THERE: Final = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict"})
-_UNKNOWN: Final = frozenset({"NotImplemented", "501"})
+_ATTEMPTS: Final = 10
+"""Of a request, with growing pauses between them: throttled, or the connection broke."""
+_SENDS: Final = 4
+"""Times an object is sent that arrives damaged."""
 
 
 class S3Blobs:
-    """Objects below `s3://bucket/prefix`.
+    """Objects below `s3://bucket/prefix`: `Blobs`, and `Resumable`.
 
     Nothing is overwritten: writes are conditional (If-None-Match). A service that does not know that is asked first
     whether the object is there.
     """
 
-    def __init__(self, bucket: str, prefix: str = "", *, client: Any = None, part_bytes: int = PART_BYTES) -> None:
+    def __init__(
+        self, bucket: str, prefix: str = "", *, client: Any = None, part_bytes: int = 0, at_once: int = _AT_ONCE
+    ) -> None:
         self.bucket = bucket
         self.prefix = f"{prefix}/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
-        self._client = client if client is not None else _connect(self.url)
-        self._part_bytes = part_bytes
+        self._client = client if client is not None else _connect(self.url, at_once)
+        self._part_bytes, self._at_once = part_bytes or _part_bytes(), at_once
+
+    # -- Blobs
 
     def size(self, key: str) -> int | None:
-        try:
-            found = self._client.head_object(Bucket=self.bucket, Key=self.prefix + key)
-        except Exception as error:
-            if _code(error) in ("404", "NoSuchKey", "NotFound"):
-                return None
-            self._fail(error, "look up", key)
-        return int(found["ContentLength"])
+        found = self._head(key)
+        return None if found is None else int(found["ContentLength"])
 
     def write(self, key: str, chunks: Iterable[bytes], size_bytes: int) -> bool:
         if self.size(key) is not None:
             return False
-        parts = _parts(chunks, max(self._part_bytes, -(-size_bytes // _MOST_PARTS)))
+        parts = _parts(chunks, self._part(size_bytes))
         first = next(parts, b"")
         second = next(parts, None)
         if second is None:
-            return self._conditional(self._client.put_object, key, Body=first)
+            return self._conditional(self._client.put_object, key, Body=first) is not None
         return self._in_parts(key, itertools.chain((first, second), parts))
 
     def read(self, key: str) -> Iterator[bytes]:
-        try:
-            answer = self._client.get_object(Bucket=self.bucket, Key=self.prefix + key)
-        except Exception as error:
-            if _code(error) in ("404", "NoSuchKey", "NotFound"):
-                raise KeyError(key) from None
-            self._fail(error, "read", key)
-        return self._pieces(answer, key)
+        return self._read(key, 0)
 
     def keys(self, prefix: str) -> Iterator[str]:
         try:
@@ -78,60 +82,141 @@ class S3Blobs:
         except Exception as error:
             self._fail(error, "list", prefix)
 
+    # -- Resumable
+
+    def write_file(self, key: str, path: Path, entry: FileEntry, meter: Meter) -> Sent:
+        part = self._part(entry.size_bytes)
+        if self.size(key) is not None:
+            meter.there(entry.size_bytes)
+            return Sent(there=True)
+        if entry.size_bytes <= part:
+            return self._write_small(key, path, entry, meter)
+        upload = Upload(
+            self._client, self._target(key), self.url, part_bytes=part, at_once=self._at_once
+        )  # fmt: skip
+        return upload.run(path, entry, meter, lambda: self.size(key) is not None)
+
+    def checked(self, key: str, path: Path, entry: FileEntry) -> bool:
+        found = self._head(key, ChecksumMode="ENABLED")
+        told = "" if found is None else str(found.get("ChecksumSHA256") or "")
+        if found is None or not told or int(found["ContentLength"]) != entry.size_bytes:
+            return False
+        if told == _base64(entry.sha256):
+            return True
+        part = self._part(entry.size_bytes)
+        if entry.size_bytes <= part or told.rpartition("-")[2] not in (told, str(-(-entry.size_bytes // part))):
+            return False
+        return composite_of(path, part).startswith(told)
+
+    def read_from(self, key: str, start: int) -> Iterator[bytes]:
+        return self._read(key, start)
+
+    # -- uploads that were not ended
+
+    def uploads(self, prefix: str = "") -> Iterator[s3_reading.OpenUpload]:
+        """Uploads below `prefix` that were begun and not ended, and how much of each has arrived."""
+        try:
+            for page in self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self.bucket, Prefix=self.prefix + prefix
+            ):
+                for each in page.get("Uploads", ()):
+                    yield s3_reading.open_upload(self._client, self.bucket, self.prefix, each)
+        except Exception as error:
+            self._fail(error, "list open uploads of", prefix or "all of it")
+
+    def abort(self, upload: s3_reading.OpenUpload) -> None:
+        """Give up an upload: the parts that have arrived are gone."""
+        try:
+            self._client.abort_multipart_upload(**self._target(upload.key), UploadId=upload.id)
+        except Exception as error:
+            if s3_errors.code(error) not in s3_errors.LOST:
+                self._fail(error, "give up the upload of", upload.key)
+
     # -- parts
 
-    def _pieces(self, answer: Any, key: str) -> Iterator[bytes]:
-        """The body; where a connection breaks, the rest is asked for again, of the same object."""
-        done = 0
-        for attempt in itertools.count(1):
-            try:
-                with contextlib.closing(answer["Body"]) as body:
-                    for piece in body.iter_chunks(CHUNK):
-                        yield piece
-                        done += len(piece)
-                return
-            except Exception as error:  # the connection broke, or fewer bytes came than were announced
-                if attempt == _ATTEMPTS:
-                    self._fail(error, "read", key)
-            try:
-                answer = self._client.get_object(
-                    Bucket=self.bucket, Key=self.prefix + key, Range=f"bytes={done}-", IfMatch=answer["ETag"]
-                )
-            except Exception as error:
-                self._fail(error, "read", key)
+    def _target(self, key: str) -> dict[str, str]:
+        return {"Bucket": self.bucket, "Key": self.prefix + key}
 
-    def _conditional(self, call: Callable[..., Any], key: str, **more: Any) -> bool:
-        """Make an object appear unless there is one; False when there is."""
-        target = {"Bucket": self.bucket, "Key": self.prefix + key, **more}
+    def _part(self, size_bytes: int) -> int:
+        return max(self._part_bytes, -(-size_bytes // _MOST_PARTS))
+
+    def _head(self, key: str, **more: str) -> Any:
         try:
-            call(**target, IfNoneMatch="*")
+            return self._client.head_object(**self._target(key), **more)
         except Exception as error:
-            code = _code(error)
-            if code in _THERE:
-                return False
-            if code not in _UNKNOWN:
+            if s3_errors.code(error) in s3_errors.ABSENT:
+                return None
+            self._fail(error, "look up", key)
+
+    def _read(self, key: str, start: int) -> Iterator[bytes]:
+        try:
+            return s3_reading.pieces(
+                self._client, self._target(key), start, part_bytes=self._part_bytes, at_once=self._at_once,
+                fail=lambda error: self._fail(error, "read", key),
+            )  # fmt: skip
+        except s3_reading.Absent:
+            raise KeyError(key) from None
+
+    def _write_small(self, key: str, path: Path, entry: FileEntry, meter: Meter) -> Sent:
+        data = path.read_bytes()
+        found = hashlib.sha256(data).hexdigest()
+        if found != entry.sha256:
+            raise changed(path, entry, found)
+        wanted = _base64(entry.sha256)
+        answer = None
+        for attempt in range(1, _SENDS + 1):
+            try:
+                answer = self._conditional(
+                    self._client.put_object, key, Body=data, ChecksumAlgorithm="SHA256", ChecksumSHA256=wanted
+                )
+                break
+            except StoreError as error:
+                if error.kind != "weights_mismatch" or attempt == _SENDS:
+                    raise
+        if answer is None:
+            meter.there(entry.size_bytes)
+            return Sent(there=True)
+        meter.moved(entry.size_bytes)
+        retries = attempt - 1 + int(answer.get("ResponseMetadata", {}).get("RetryAttempts", 0))
+        return Sent(
+            moved_bytes=entry.size_bytes, checked=answer.get("ChecksumSHA256") == wanted, retries=retries
+        )  # fmt: skip
+
+    def _conditional(self, call: Callable[..., Any], key: str, **more: Any) -> Any:
+        """Make an object appear unless there is one: the answer; None when there is."""
+        target = {**self._target(key), **more}
+        try:
+            return call(**target, IfNoneMatch="*")
+        except Exception as error:
+            code = s3_errors.code(error)
+            if code in s3_errors.THERE:
+                return None
+            if code not in s3_errors.UNKNOWN and code not in s3_errors.CONFLICT:
                 self._fail(error, "write", key)
             if self.size(key) is not None:
-                return False
+                return None
+            conditional = {"IfNoneMatch": "*"} if code in s3_errors.CONFLICT else {}
             try:
-                call(**target)
+                return call(**target, **conditional)
             except Exception as again:
+                if s3_errors.code(again) in s3_errors.THERE:
+                    return None
                 self._fail(again, "write", key)
-        return True
 
     def _in_parts(self, key: str, parts: Iterator[bytes]) -> bool:
-        target = {"Bucket": self.bucket, "Key": self.prefix + key}
+        """An upload of bytes that cannot be had twice: when it is cut off, nothing of it stays."""
+        target = self._target(key)
         try:
             upload = self._client.create_multipart_upload(**target)["UploadId"]
         except Exception as error:
             self._fail(error, "write", key)
         done = False
         try:
-            with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="nb-s3") as threads:
+            with ThreadPoolExecutor(self._at_once, thread_name_prefix="nb-s3") as threads:
                 sent: list[Future[Any]] = []
                 for number, part in enumerate(parts, start=1):
-                    if number > _AT_ONCE:
-                        self._result(sent[number - 1 - _AT_ONCE], key)
+                    if number > self._at_once:
+                        self._result(sent[number - 1 - self._at_once], key)
                     sent.append(
                         threads.submit(
                             self._client.upload_part, **target, UploadId=upload, PartNumber=number, Body=part
@@ -141,9 +226,10 @@ class S3Blobs:
                     {"PartNumber": number, **_told(self._result(future, key))}
                     for number, future in enumerate(sent, start=1)
                 ]
-            done = self._conditional(
+            answer = self._conditional(
                 self._client.complete_multipart_upload, key, UploadId=upload, MultipartUpload={"Parts": tags}
             )
+            done = answer is not None
             return done
         finally:
             if not done:  # parts that are left lying are paid for
@@ -156,24 +242,23 @@ class S3Blobs:
         except Exception as error:
             self._fail(error, "write", key)
 
-    def _fail(self, error: Exception, verb: str, key: str) -> NoReturn:
-        if isinstance(error, StoreError):
-            raise error
-        code = _code(error)
-        text = " ".join(str(error).split())[:300]
-        kind, remedy = "store_unreachable", "Check the network and the endpoint; then do the same again."
-        if code in ("403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken") or (
-            type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError")
-        ):
-            kind, remedy = "store_auth", f"Give credentials that may read and write {self.url} (AWS_PROFILE, a role)."
-        elif code in ("NoSuchBucket", "InvalidBucketName"):
-            kind, remedy = "store_not_found", "Create the bucket, or give another."
+    def _fail(self, error: BaseException, verb: str, key: str) -> NoReturn:
+        raise s3_errors.told(error, self.url, verb, key) from error
+
+
+def _part_bytes() -> int:
+    told = os.environ.get(PART_VARIABLE, "")
+    if not told:
+        return PART_BYTES
+    if not told.isdecimal() or int(told) < 1:
         raise StoreError(
-            kind, f"{self.url}: cannot {verb} {key}: {type(error).__name__}: {text}", remedy=remedy
-        ) from error
+            "bad_parameters", f"{PART_VARIABLE}: expected a number of bytes, found {told!r}",
+            remedy="Unset it, or give one such as 67108864.",
+        )  # fmt: skip
+    return int(told)
 
 
-def _connect(url: str) -> Any:
+def _connect(url: str, at_once: int) -> Any:
     try:
         import boto3
     except ImportError as error:
@@ -181,8 +266,16 @@ def _connect(url: str) -> Any:
             "extra_missing", f"{url} needs boto3, which is not installed here",
             remedy='Install it: pip install "neuronbench[s3]", or use a folder as store.',
         ) from error  # fmt: skip
+    from botocore.config import Config
+
+    own = {} if "AWS_MAX_ATTEMPTS" in os.environ else {"mode": "standard", "total_max_attempts": _ATTEMPTS}
+    # Every byte that comes is hashed here: what the library would compute of it besides is time for nothing.
+    config = Config(
+        max_pool_connections=2 * at_once, response_checksum_validation="when_required", tcp_keepalive=True,
+        **({"retries": own} if own else {}),
+    )  # fmt: skip
     try:
-        return boto3.session.Session().client("s3")
+        return boto3.session.Session().client("s3", config=config)
     except Exception as error:
         raise StoreError(
             "store_unreachable", f"{url}: {type(error).__name__}: {error}",
@@ -190,10 +283,9 @@ def _connect(url: str) -> Any:
         ) from error  # fmt: skip
 
 
-def _code(error: Exception) -> str:
-    """The service's own code for an error; empty when it did not come from the service."""
-    response = getattr(error, "response", None)
-    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+def _base64(sha256: str) -> str:
+    """As S3 writes a hash."""
+    return base64.b64encode(bytes.fromhex(sha256)).decode("ascii")
 
 
 def _told(answer: Any) -> dict[str, str]:

@@ -2,28 +2,36 @@
 
 A file lies under its own SHA-256 (`blobs/ab/abcdef...`), so that files which models share are kept once. The list of a
 model's files (`models/<digest>.json`) is written last: what was cut off is no model. Nothing is ever overwritten.
+What was cut off goes on where it stopped when the same is done again, up and down, in another process as well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
+from neuronbench import keylocks
 from neuronbench.model import Json
 from neuronbench.protocols import Progress
-from neuronbench.weights.blobs import Blobs
-from neuronbench.weights.manifest import CHUNK, FileEntry, Manifest, StoreError, mismatch
+from neuronbench.weights.blobs import Blobs, Sent
+from neuronbench.weights.manifest import FileEntry, Manifest, StoreError, folder_files, mismatch
+from neuronbench.weights.meter import Meter, said_bytes
+from neuronbench.weights.transfers import checked_there, fetch_files, missing, send_file, wrong_bytes
 
+Verify: TypeAlias = Literal["checksum", "full"]
+"""How what a store holds is compared with what was put in. `checksum`: by the SHA-256 that the service computed of it,
+and by reading back where it has none; `full`: by reading all of it back."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _AGAIN: Final = "Remove the damaged object from the store and put the model in again."
-_SAY_EVERY_S: Final = 0.5
+_WAIT_S: Final = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +43,44 @@ class Shipped:
     moved_bytes: int
     """Bytes that were transferred for it."""
     reused_bytes: int
-    """Bytes of files that were there already."""
+    """Bytes of files that were there already, whole or in part."""
     wall_s: float
     verify_s: float
-    """The part of `wall_s` in which everything was read back."""
+    """The part of `wall_s` in which what is in the store was compared with what was put in."""
+    resumed_bytes: int = 0
+    """Of those that were there: what a transfer that was cut off had left."""
+    read_back_bytes: int = 0
+    """Compared by reading them back and hashing them."""
+    checksum_bytes: int = 0
+    """Compared by the SHA-256 that the service has computed of them."""
+    retries: int = 0
+    """Requests that had to be made once more: throttled, broken, or damaged on their way."""
+    there: bool = False
+    """Nothing was to be done: it was there, whole and equal."""
 
     def facts(self) -> dict[str, Json]:
         """What a record says of it."""
         return {
             "store": self.store, "digest": self.manifest.digest, "weights_digest": self.manifest.weights_digest,
             "files": self.manifest.to_json(), "moved_bytes": self.moved_bytes, "reused_bytes": self.reused_bytes,
+            "resumed_bytes": self.resumed_bytes, "read_back_bytes": self.read_back_bytes,
+            "checksum_bytes": self.checksum_bytes, "retries": self.retries,
             "wall_s": self.wall_s, "verify_s": self.verify_s,
         }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What putting in or getting out would do."""
+
+    manifest: Manifest
+    missing: Mapping[str, FileEntry] = field(default_factory=dict)
+    """Files that would be transferred; what an earlier try has left of them is not looked at."""
+
+    @property
+    def size_bytes(self) -> int:
+        """That would be transferred."""
+        return sum(entry.size_bytes for entry in {entry.sha256: entry for entry in self.missing.values()}.values())
 
 
 class WeightStore:
@@ -55,31 +89,56 @@ class WeightStore:
     def __init__(self, blobs: Blobs) -> None:
         self.blobs = blobs
 
-    def put(self, folder: Path, *, expected: Manifest | None = None, progress: Progress | None = None) -> Shipped:
-        """Keep the model in `folder`; returns after every byte of it was read back from the store and hashed.
+    # -- in
+
+    def put(
+        self,
+        folder: Path,
+        *,
+        expected: Manifest | None = None,
+        progress: Progress | None = None,
+        verify: Verify = "checksum",
+    ) -> Shipped:
+        """Keep the model in `folder`; returns after all of it was compared with what the store then has.
 
         `expected`: what the folder has to hold, such as what a trainer said it exported. Raises `StoreError` with both
-        hashes when the folder, or what the store gives back, is something else.
+        hashes when the folder, or what is in the store, is something else. What was cut off goes on with the next one.
         """
         say = progress or (lambda text: None)
         started = time.monotonic_ns()
         manifest = Manifest.of(folder, progress=say)
         if expected is not None:
             same(expected, manifest, f"{folder} is not what was exported")
-        moved = 0
+        meter = Meter(say, manifest.size_bytes)
+        sent: dict[str, Sent] = {}
         for name, entry in manifest.files.items():
-            if self.blobs.write(_key(entry), _sent(folder / name, name, entry, say), entry.size_bytes):
-                moved += entry.size_bytes
+            if entry.sha256 in sent:
+                meter.there(entry.size_bytes)
+                continue
+            meter.label(f"storing {name}")
+            sent[entry.sha256] = send_file(self.blobs, key_of(entry), folder / name, entry, meter)
         verifying = time.monotonic_ns()
-        self._read_back(manifest, say)
+        checked, read = self._compare(manifest, folder, sent, verify, say)
         text = manifest.text()
         self.blobs.write(_model_key(manifest.digest), [text.encode()], len(text))
         self.manifest(manifest.digest)
         ended = time.monotonic_ns()
+        moved = sum(each.moved_bytes for each in sent.values())
         return Shipped(
-            manifest=manifest, store=self.blobs.url, moved_bytes=moved, reused_bytes=manifest.size_bytes - moved,
+            manifest=manifest, store=self.blobs.url, moved_bytes=moved,
+            reused_bytes=max(manifest.size_bytes - moved, 0),
+            resumed_bytes=sum(each.resumed_bytes for each in sent.values()), checksum_bytes=checked,
+            read_back_bytes=read, retries=sum(each.retries for each in sent.values()), there=not moved,
             wall_s=(ended - started) / 1e9, verify_s=(ended - verifying) / 1e9,
         )  # fmt: skip
+
+    def plan_put(self, folder: Path, *, progress: Progress | None = None) -> Planned:
+        """What `put` would transfer. Nothing is written."""
+        manifest = Manifest.of(folder, progress=progress)
+        absent = {name: each for name, each in manifest.files.items() if self.blobs.size(key_of(each)) is None}
+        return Planned(manifest=manifest, missing=absent)
+
+    # -- what is here
 
     def manifest(self, digest: str) -> Manifest:
         """The files of a model. Raises `StoreError` when it is not here or its list was changed."""
@@ -100,51 +159,19 @@ class WeightStore:
             raise mismatch(f"the list of files of a model in {self.blobs.url}", digest, found, _AGAIN)
         return Manifest.parse(raw.decode())
 
-    def get(self, digest: str, into: Path, *, progress: Progress | None = None) -> Shipped:
-        """Write the model to the folder `into`, which must not exist; every byte is hashed on its way.
-
-        The folder appears whole or not at all. Raises `StoreError`: with both hashes when a file is not what it was.
-        """
-        say = progress or (lambda text: None)
-        started = time.monotonic_ns()
-        manifest = self.manifest(digest)
-        if into.exists():
-            raise StoreError(
-                "store_occupied", f"{into} is there already", remedy="Give a folder that does not exist, or remove it."
-            )  # fmt: skip
-        into.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(into.parent).free
-        if free < manifest.size_bytes:
-            raise StoreError(
-                "disk_full",
-                f"the model has {manifest.size_bytes / 1e9:.2f} GB, {into.parent} has room for {free / 1e9:.2f} GB",
-                remedy="Free space, or give a folder elsewhere.",
-            )  # fmt: skip
-        work = into.with_name(f".{into.name}.{os.getpid()}")
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        try:
-            for name, entry in manifest.files.items():
-                target = work / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("xb") as file:
-                    for piece in self._checked(name, entry, say):
-                        file.write(piece)
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.rename(work, into)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-        return Shipped(
-            manifest=manifest, store=self.blobs.url, moved_bytes=manifest.size_bytes, reused_bytes=0,
-            wall_s=(time.monotonic_ns() - started) / 1e9, verify_s=0.0,
+    def full_digest(self, start: str) -> str:
+        """The one model whose digest begins so. Raises `StoreError` when there is none, or several."""
+        if _DIGEST.fullmatch(start) or not re.fullmatch(r"[0-9a-f]{6,63}", start):
+            return start  # `manifest` says what is wrong with it
+        found = sorted(
+            key.removeprefix("models/").removesuffix(".json") for key in self.blobs.keys(f"models/{start}")
         )  # fmt: skip
-
-    def verify(self, digest: str, *, progress: Progress | None = None) -> Manifest:
-        """Read all of a model and hash it. Raises `StoreError` with both hashes when a file is not what it was."""
-        manifest = self.manifest(digest)
-        self._read_back(manifest, progress or (lambda text: None))
-        return manifest
+        if len(found) == 1:
+            return found[0]
+        what = f"several models that begin with {start}" if found else f"no model that begins with {start}"
+        raise StoreError(
+            "weights_missing", f"{self.blobs.url} has {what}", remedy="Give more of the digest: weights list shows all."
+        )
 
     def digests(self) -> Iterator[str]:
         """The models that are here."""
@@ -153,34 +180,97 @@ class WeightStore:
             if _DIGEST.fullmatch(name):
                 yield name
 
+    def verify(self, digest: str, *, progress: Progress | None = None) -> Manifest:
+        """Read all of a model and hash it. Raises `StoreError` with both hashes when a file is not what it was."""
+        manifest = self.manifest(digest)
+        self._read_back(manifest.files, progress or (lambda text: None))
+        return manifest
+
+    # -- out
+
+    def get(self, digest: str, into: Path, *, progress: Progress | None = None) -> Shipped:
+        """Write the model to the folder `into`; every byte is hashed on its way.
+
+        The folder appears whole or not at all. Where it is there already and holds the same model, that is said
+        (`there`) and nothing is done. What was cut off lies beside it, under a name made of the digest, and the next
+        `get` goes on from there; of two who write the same folder one waits. Raises `StoreError`: `store_occupied` for
+        a folder that holds something else, with both hashes when a file in the store is not what it was.
+        """
+        say = progress or (lambda text: None)
+        started = time.monotonic_ns()
+        manifest = self.manifest(digest)
+
+        def shipped(moved: int, kept: int, *, there: bool = False) -> Shipped:
+            return Shipped(
+                manifest=manifest, store=self.blobs.url, moved_bytes=moved, there=there,
+                reused_bytes=manifest.size_bytes if there else kept, resumed_bytes=0 if there else kept,
+                wall_s=(time.monotonic_ns() - started) / 1e9, verify_s=0.0,
+            )  # fmt: skip
+
+        if occupied(into, manifest, say):
+            return shipped(0, 0, there=True)
+        into.parent.mkdir(parents=True, exist_ok=True)
+        work = partial_of(into, digest)
+        with _alone(work, say):
+            if occupied(into, manifest, say):  # whoever had it before us was writing the same
+                return shipped(0, 0, there=True)
+            here = sum(path.stat().st_size for path in folder_files(work)) if work.is_dir() else 0
+            free = shutil.disk_usage(into.parent).free
+            wanted = manifest.size_bytes - min(here, manifest.size_bytes)
+            if free < wanted:
+                raise StoreError(
+                    "disk_full",
+                    f"{said_bytes(wanted)} are still to come of the model's {said_bytes(manifest.size_bytes)}, "
+                    f"{into.parent} has room for {said_bytes(free)}",
+                    remedy="Free space, or give a folder elsewhere.",
+                )  # fmt: skip
+            meter = Meter(say, manifest.size_bytes)
+            keys = {name: key_of(entry) for name, entry in manifest.files.items()}
+            try:
+                moved, kept = fetch_files(self.blobs, manifest.files, keys, work, meter)
+            except StoreError as error:
+                raise _kept(error, work) from error
+            if into.is_dir() and not into.is_symlink():
+                into.rmdir()  # an empty one
+            os.rename(work, into)
+        return shipped(moved, kept)
+
     # -- parts
 
-    def _read_back(self, manifest: Manifest, say: Progress) -> None:
-        seen: set[str] = set()
-        for name, entry in manifest.files.items():
-            if entry.sha256 not in seen:
-                seen.add(entry.sha256)
-                for _ in self._checked(name, entry, say, verb="verifying"):
-                    pass
+    def _compare(
+        self, manifest: Manifest, folder: Path, sent: Mapping[str, Sent], verify: Verify, say: Progress
+    ) -> tuple[int, int]:
+        """Compare what is in the store with the folder: bytes by the service's checksum, bytes by reading them."""
+        checked, to_read = 0, {}
+        for name, entry in _once(manifest.files).items():
+            told = sent[entry.sha256]
+            known = told.checked
+            if verify == "checksum" and not known:
+                say(f"asking {self.blobs.url} for its checksum of {name}")
+                known = checked_there(self.blobs, key_of(entry), folder / name, entry)
+            if verify == "checksum" and known:
+                checked += entry.size_bytes
+            else:
+                to_read[name] = entry
+        self._read_back(to_read, say)
+        return checked, sum(entry.size_bytes for entry in to_read.values())
 
-    def _checked(self, name: str, entry: FileEntry, say: Progress, *, verb: str = "fetching") -> Iterator[bytes]:
-        """The bytes of a file; raises `StoreError` instead of ending when they were not the right ones."""
-        try:
-            pieces = self.blobs.read(_key(entry))
-        except KeyError:
-            raise StoreError(
-                "weights_missing", f"{name} (SHA-256 {entry.sha256}) is missing from {self.blobs.url}",
-                remedy="Put the model into the store again.", expected=entry.sha256,
-            ) from None  # fmt: skip
-        state = hashlib.sha256()
-        count = 0
-        for piece in _told(pieces, f"{verb} {name}", entry.size_bytes, say):
-            state.update(piece)
-            count += len(piece)
-            yield piece
-        if state.hexdigest() != entry.sha256:
-            size = "" if count == entry.size_bytes else f" ({count} bytes instead of {entry.size_bytes})"
-            raise mismatch(f"{name} in {self.blobs.url} was changed{size}", entry.sha256, state.hexdigest(), _AGAIN)
+    def _read_back(self, files: Mapping[str, FileEntry], say: Progress) -> None:
+        wanted = _once(files)
+        meter = Meter(say, sum(entry.size_bytes for entry in wanted.values()))
+        for name, entry in wanted.items():
+            meter.label(f"reading back {name}")
+            try:
+                pieces = self.blobs.read(key_of(entry))
+            except KeyError:
+                raise missing(self.blobs, name, entry) from None
+            state, count = hashlib.sha256(), 0
+            for piece in pieces:
+                state.update(piece)
+                count += len(piece)
+                meter.moved(len(piece))
+            if state.hexdigest() != entry.sha256:
+                raise wrong_bytes(self.blobs, name, entry, state.hexdigest(), count)
 
 
 def same(expected: Manifest, found: Manifest, what: str) -> None:
@@ -201,7 +291,40 @@ def same(expected: Manifest, found: Manifest, what: str) -> None:
 _NONE: Final = FileEntry(sha256="", size_bytes=0)
 
 
-def _key(entry: FileEntry) -> str:
+def occupied(into: Path, manifest: Manifest, say: Progress) -> bool:
+    """Whether the folder holds that model. Raises `StoreError` when it holds anything else; an empty one holds nothing.
+
+    Hidden files are no part of a model.
+    """
+    if not os.path.lexists(into):
+        return False
+    why = "it is no folder"
+    if into.is_dir():
+        if not any(into.iterdir()):
+            return False
+        files = {path.relative_to(into).as_posix(): path.stat().st_size for path in folder_files(into)}
+        wanted = {name: entry.size_bytes for name, entry in manifest.files.items()}
+        differing = sorted(name for name in files.keys() | wanted.keys() if files.get(name) != wanted.get(name))
+        if not differing:  # only then it is worth reading all of it
+            found = Manifest.of(into, progress=say).files
+            differing = [name for name, entry in manifest.files.items() if found[name] != entry]
+            if not differing:
+                return True
+        why = f"it holds something else: {', '.join(differing[:3])}{' and others' if len(differing) > 3 else ''} differ"
+        why = why.replace("differ", "differs") if len(differing) == 1 else why
+    raise StoreError(
+        "store_occupied", f"{into} is there already, and {why}",
+        remedy="Give a folder that does not exist, or remove it.",
+    )  # fmt: skip
+
+
+def partial_of(into: Path, digest: str) -> Path:
+    """Where a model lies as long as it has not arrived whole."""
+    return into.with_name(f".{into.name}.{digest[:16]}.partial")
+
+
+def key_of(entry: FileEntry) -> str:
+    """Where a file lies in a store."""
     return f"blobs/{entry.sha256[:2]}/{entry.sha256}"
 
 
@@ -209,30 +332,36 @@ def _model_key(digest: str) -> str:
     return f"models/{digest}.json"
 
 
-def _sent(path: Path, name: str, entry: FileEntry, say: Progress) -> Iterator[bytes]:
-    """A file's bytes for the way up. What was hashed before must be what is read now."""
-    state = hashlib.sha256()
-
-    def pieces() -> Iterator[bytes]:
-        with path.open("rb", buffering=0) as file:
-            while piece := file.read(CHUNK):
-                yield piece
-
-    for piece in _told(pieces(), f"storing {name}", entry.size_bytes, say):
-        state.update(piece)
-        yield piece
-    if state.hexdigest() != entry.sha256:
-        raise mismatch(
-            f"{path} changed while it was stored", entry.sha256, state.hexdigest(),
-            "Let the program that writes it come to its end first.",
-        )  # fmt: skip
+def _once(files: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
+    """Of files with the same contents the first."""
+    first: dict[str, str] = {}
+    for name, entry in files.items():
+        first.setdefault(entry.sha256, name)
+    return {name: files[name] for name in first.values()}
 
 
-def _told(pieces: Iterable[bytes], text: str, total: int, say: Progress) -> Iterator[bytes]:
-    done, shown = 0, time.monotonic()
-    for piece in pieces:
-        done += len(piece)
-        if time.monotonic() - shown > _SAY_EVERY_S:
-            shown = time.monotonic()
-            say(f"{text}: {done / 1e9:.2f} of {total / 1e9:.2f} GB")
-        yield piece
+@contextlib.contextmanager
+def _alone(work: Path, say: Progress) -> Iterator[None]:
+    """Wait until nobody else writes there."""
+    path = work.with_suffix(".lock")
+    while (lock := keylocks.take(path)) is None:
+        say(f"waiting for another process that gets the same ({path})")
+        time.sleep(_WAIT_S)
+    with lock:
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _kept(error: StoreError, work: Path) -> StoreError:
+    """The same error, and where that lies which has arrived; nothing lies where nothing has."""
+    size = sum(path.stat().st_size for path in folder_files(work))
+    if not size:
+        shutil.rmtree(work, ignore_errors=True)
+        return error
+    return StoreError(
+        error.kind,
+        f"{error.message}\n  {said_bytes(size)} have arrived and are kept in {work}: the same again goes on from there",
+        remedy=error.remedy, expected=error.expected, found=error.found,
+    )  # fmt: skip
