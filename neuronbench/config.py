@@ -91,6 +91,10 @@ class Settings:
     deadlines: Deadlines = Deadlines()
     cache_dir: Path = Path()
     """Models that were fetched or converted, calibration."""
+    session: str = ""
+    """Id of the session to take part in, given by what spreads one run over several hosts; empty: a new one."""
+    part: str = ""
+    """Which part of that session this process is: boots of several parts need names of their own."""
     price: Mapping[str, str | float] = field(default_factory=dict)
     """What an hour of this machine costs, by the user's word (see `neuronbench.costs`); empty when not told."""
 
@@ -214,6 +218,8 @@ def load(
         stacks=stacks,
         stack_sources=sources,
         price=_price(price),
+        session=environ.get("NEURONBENCH_SESSION", ""),
+        part=environ.get("NEURONBENCH_SESSION_PART", ""),
         deadlines=Deadlines(**deadlines),
         tokenizer=folder("tokenizer", root) if values.get("tokenizer") else None,
         **{k: v for k, v in values.items() if k not in ("data_root", "cache_dir", "grid_dirs", "tokenizer")},

@@ -25,6 +25,7 @@ from neuronbench.model import (
     RecordKind,
     ResourceRef,
     ResourceSpec,
+    slug,
 )
 from neuronbench.plugins import Plugins, warn
 from neuronbench.protocols import BootContext, BootError, Probe, Progress, Resource, Sink, Unsupported
@@ -333,7 +334,7 @@ class Session:
             lane=self._lane_of(spec),
             backend=spec.backend,
             params=shown(spec),
-            id=f"{kind}-{spec.id}",
+            id=f"{kind}-{spec.id}" + (f"-{slug(self.settings.part)}" if self.settings.part else ""),
         )
         earlier = sum(record.kind == kind and record.point.id == point.id for record in self.records)
         name = f"{point.id}-{earlier + 1}" if earlier else point.id

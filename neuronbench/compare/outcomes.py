@@ -9,6 +9,8 @@ from neuronbench.compare.reading import Reading
 from neuronbench.compare.result import OutcomeChange
 from neuronbench.model import Outcome, Validity
 
+LOST_ATTEMPT = "lost_attempt"
+"""Tag of a record whose host was lost. The repeat was measured again elsewhere: that one speaks of the point."""
 _LEFT_OUT = (Outcome.SKIPPED, Outcome.XFAILED, Outcome.CACHED)
 
 
@@ -18,6 +20,8 @@ def state(readings: Sequence[Reading]) -> tuple[str, str]:
     One repeat of several that failed makes the point `failed`: a benchmark that ends well most times is not well.
     """
     run = [reading for reading in readings if reading.outcome not in _LEFT_OUT]
+    made_up_for = {reading.repeat for reading in run if LOST_ATTEMPT not in reading.tags}
+    run = [reading for reading in run if LOST_ATTEMPT not in reading.tags or reading.repeat not in made_up_for]
     if not run:
         return "absent", "; ".join(dict.fromkeys(f"{r.outcome}: {r.reason}".rstrip(": ") for r in readings))
     bad = [reading for reading in run if not reading.measured]

@@ -78,8 +78,18 @@ class ReceiptStore:
     def begin_session(
         self, settings: Settings | None = None, *, command: Sequence[str] | None = None, planned: Sequence[str] = ()
     ) -> str:
-        """Make a session's folder with its manifest and return its id. `command` defaults to this process's."""
-        session = new_session_id(self.root)
+        """Make a session's folder with its manifest and return its id. `command` defaults to this process's.
+
+        Settings that name a session take part in it: its folder here gets that name. Raises `ReceiptError` for a name
+        that is none of a session.
+        """
+        session = settings.session if settings is not None else ""
+        if session:
+            if not is_session_id(session):
+                raise ReceiptError(f"session: expected an id such as 20261130-012345-ab12, found {session!r}")
+            (self.root / session).mkdir(parents=True, exist_ok=True)
+        else:
+            session = new_session_id(self.root)
         manifest = replace(new_manifest(session, settings, command), planned=tuple(planned))
         write_manifest(self.root / session, manifest)
         return session
