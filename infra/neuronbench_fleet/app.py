@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
+from neuronbench.canonical import printable
 from neuronbench.commands import host
 from neuronbench_fleet.errors import EXIT_HELP
 
@@ -71,6 +74,15 @@ def build() -> typer.Typer:
     return app
 
 
+def voice(as_json: bool) -> Callable[[str], None]:
+    """Where a command talks to people: standard output, or standard error where that is for programs."""
+
+    def aside(text: str) -> None:
+        print(printable(text), file=sys.stderr, flush=True)
+
+    return aside if as_json else host.say
+
+
 def connect(
     *, region: str | None = None, profile: str | None = None, dry_run: bool = False, verbose: bool = False,
     as_json: bool = False,
@@ -84,7 +96,7 @@ def connect(
     def heard(call: Call) -> None:
         if dry_run:
             line = f"{'would call' if not call.made else 'call'}  {call.line()}"
-            (host.complain if as_json else host.say)(line)
+            voice(as_json)(line)
         elif verbose:
             host.complain(f"call {call.line()}")
 

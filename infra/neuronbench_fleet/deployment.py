@@ -39,6 +39,10 @@ class BoxKind:
     ami_parameter: str
     """SSM parameter that names the image; the launch template resolves it."""
     idle_stop_min: int
+    purchase: str = ""
+    """How the deployment means it to be bought: `on-demand`, `capacity-block`, `asg`."""
+    reservation: str = ""
+    """A Capacity Block that was bought before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +95,8 @@ def find_box(aws: Aws, deployment: Deployment, kind: str) -> BoxKind:
         instance_type=_text(parameter, found, "instance_type"),
         ami_parameter=str(found.get("ami_parameter") or ""),
         idle_stop_min=int(found.get("idle_stop_min") or 0),
+        purchase=str(found.get("purchase") or ""),
+        reservation=str(found.get("reservation") or ""),
     )
 
 
