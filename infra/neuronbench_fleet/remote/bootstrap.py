@@ -12,7 +12,7 @@ from typing import Any, Final
 from neuronbench_fleet.errors import UsageError
 from neuronbench_fleet.remote.keys import RUN_ID
 
-EXIT_NO_SYSTEMD, EXIT_SETUP, EXIT_HASH, EXIT_NO_CODE = 80, 87, 88, 89
+EXIT_NO_SYSTEMD, EXIT_BUSY, EXIT_SETUP, EXIT_HASH, EXIT_NO_CODE = 80, 81, 87, 88, 89
 SETUP: Final = "make harness"
 PYTHON: Final = "@CODE@/.venv/bin/python"
 _PLAIN_PATH: Final = re.compile(r"[\w@./+-]+")

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Sets up a run of neuronbench on this box. `neuronbench fleet run` fills in the names between @ and sends it through
 # SSM; sent twice it does nothing twice. It needs curl, tar, sha256sum, flock and systemd, which every image has.
-# Ends with 80 (no systemd), 87 (the code cannot be set up), 88 (wrong hash), 89 (the code cannot be had).
+# Ends with 80 (no systemd), 81 (another run is on its way here), 87 (the code cannot be set up), 88 (wrong hash), 89 (the code cannot be had).
 set -eu
 umask 022
 root=${NEURONBENCH_BOX_ROOT:-}
@@ -18,6 +18,9 @@ command -v systemctl >/dev/null || stop 80 'this box has no systemd, which is wh
 mkdir -p "$root/opt/neuronbench" "$state" "$root/etc/systemd/system"
 exec 9>"$root/opt/neuronbench/.lock"
 flock 9
+others=$(systemctl list-units --no-legend --plain --state=active,activating,reloading 'neuronbench-run-*' |
+    cut -d' ' -f1 | grep -vxF "$unit" || true)
+[ -z "$others" ] || stop 81 "another run is on its way on this box, and both would be measured wrong: $others"
 
 if [ ! -e "$code.ready" ]; then
     part="$code.part"

@@ -6,6 +6,7 @@ Everything is written by rename, so that a kill or a power cut leaves the old or
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from neuronbench.receipts import write_atomic
 After: TypeAlias = Literal["keep", "stop", "terminate"]
 
 ORDER: Final = "run.json"
+POLL_S, FLUSH_S = 1.0, 3.0
+PACE: Final = "NEURONBENCH_AGENT_PACE"
+"""Variable that multiplies both (for tests)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +42,9 @@ class Order:
     environment: Mapping[str, str] = None  # type: ignore[assignment]
     """Variables for pytest, without secrets: hash and commit of the code among them."""
     region: str = ""
-    poll_s: float = 1.0
+    poll_s: float = POLL_S
     """Between two looks at everything."""
-    flush_s: float = 3.0
+    flush_s: float = FLUSH_S
     """Between two pieces of console or events."""
 
     @classmethod
@@ -50,7 +54,8 @@ class Order:
         told["code"] = Path(told["code"])
         told["environment"] = dict(told.get("environment") or {})
         known = {name: value for name, value in told.items() if name in cls.__dataclass_fields__}
-        return cls(**known)
+        factor = float(os.environ.get(PACE) or 1.0)
+        return cls(**known, poll_s=POLL_S * factor, flush_s=FLUSH_S * factor)
 
 
 class State:

@@ -1,0 +1,181 @@
+"""Following a run from the desk: console and events as they come, receipts fetched as they come, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from neuronbench.commands import host
+from neuronbench.shipping import Name, ReceiptShelf, pull
+from neuronbench.weights import StoreError
+from neuronbench.weights.s3 import S3Blobs
+from neuronbench_fleet import boxes
+from neuronbench_fleet.aws import Aws
+from neuronbench_fleet.errors import AwsError
+from neuronbench_fleet.remote.keys import receipts_prefix
+from neuronbench_fleet.runs import BOX_LOST, HASH_MISMATCH, Asked, exit_status, pause
+from neuronbench_fleet.stream import Follower, Piece, line_of, so_far
+
+EVERY_S: Final = 5.0
+STATE_EVERY_S: Final = 30.0
+"""Between two questions to EC2 whether the box is still there."""
+SILENCE_S: Final = 300.0
+"""An agent says something every fifteen seconds; after this long the user hears that it does not."""
+COST_EVERY_S: Final = 600.0
+
+
+@dataclass(kw_only=True)
+class Receipts:
+    """Receipts of a run on their way into this data root."""
+
+    shelf: ReceiptShelf
+    root: Path
+    known: set[Name] = field(default_factory=set)
+    fetched: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def fetch(self) -> None:
+        """Fetch what is new. Raises `StoreError`. What is refused is said once, and asked for again each time."""
+        came = pull(self.shelf, self.root, known=self.known)
+        self.fetched += len(came.fetched)
+        now = dict(came.refused)
+        for receipt, reason in now.items():
+            if receipt not in self.refused:
+                host.complain(f"refused: {receipt}: {reason}")
+        self.refused = now
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How following ended."""
+
+    status: int
+    lost: str = ""
+    """What became of the box, where that ended it."""
+
+
+def receipts_of(store: S3Blobs, asked: Asked, into: Path) -> Receipts:
+    return Receipts(shelf=ReceiptShelf(store, receipts_prefix(asked.run)), root=into)
+
+
+class Screen:
+    """Prints pieces: console lines as they are, events marked, cost now and then."""
+
+    def __init__(self, *, tail: int | None = None, console: bool = True) -> None:
+        """`tail`: of what is there at the first look, only so many lines."""
+        self._tail, self._console = tail, console
+        self._progress = host.ProgressLine(heartbeat_s=COST_EVERY_S)
+        self._half: dict[str, bytes] = {}
+
+    def show(self, pieces: list[Piece]) -> None:
+        lines = [line for piece in pieces for line in self._lines(piece)]
+        if self._tail is not None and pieces:
+            lines, self._tail = (lines[-self._tail :] if self._tail else []), None
+        if lines:
+            self._progress.done()
+        for line in lines:
+            host.say(line)
+        for piece in pieces:
+            for event in piece.events():
+                if event.get("kind") == "progress":
+                    self._progress(_progress(event))
+
+    def end(self) -> None:
+        """Print what came without a line's end."""
+        self._progress.done()
+        for data in self._half.values():
+            if data:
+                host.say(data.decode("utf-8", "replace"))
+        self._half.clear()
+
+    def _lines(self, piece: Piece) -> list[str]:
+        if piece.what == "events":
+            return [line for event in piece.events() if (line := line_of(piece.box, event))]
+        if not self._console:
+            return []
+        *whole, self._half[piece.box] = (self._half.get(piece.box, b"") + piece.data).split(b"\n")
+        return [line.decode("utf-8", "replace") for line in whole]
+
+
+def follow(
+    aws: Aws, store: S3Blobs, asked: Asked, receipts: Receipts | None, *, box: str = "", tail: int | None = None,
+    console: bool = True,
+) -> Ended:  # fmt: skip
+    """Follow a run to its end, or to that of its box. `box`: the one it was started on; empty: where it was last.
+
+    Nothing that happens here changes anything on the box: stop following and start again as often as you like.
+    """
+    follower, screen = Follower(store=store, run=asked.run), Screen(tail=tail, console=console)
+    heard = asked_state = aws.pace.now_s()
+    troubled = silent = False
+    lost = ""
+    while True:
+        try:
+            pieces = follower.poll()
+            screen.show(pieces)
+            for problem in follower.problems:
+                host.complain(f"damaged: {problem}")
+            follower.problems.clear()
+            if receipts is not None:
+                receipts.fetch()
+            troubled = False
+        except StoreError as error:
+            pieces = []
+            if not troubled:
+                host.complain(f"the bucket cannot be read, and is asked again: {error.message}")
+            troubled = True
+        end = follower.finished.get(box) if box else follower.end
+        if end is not None and not pieces and not troubled:
+            screen.end()
+            return Ended(status=_status(end, receipts))
+        if lost and not pieces and not troubled:
+            screen.end()
+            return Ended(status=BOX_LOST, lost=lost)
+        now = aws.pace.now_s()
+        if pieces:
+            heard, silent = now, False
+        if now - asked_state > STATE_EVERY_S and not lost:
+            asked_state = now
+            lost = _lost(aws, box or follower.latest_box)
+        if now - heard > SILENCE_S and not silent and not lost:
+            silent = True
+            host.complain(
+                f"nothing was heard from {box or follower.latest_box or 'the box'} for {SILENCE_S / 60:.0f} min; it may"
+                " have no way to S3, or its agent has failed: journalctl -u 'neuronbench-run-*' on the box"
+            )
+        pause(aws, EVERY_S)
+
+
+def _status(end: Mapping[str, Any], receipts: Receipts | None) -> int:
+    status = exit_status(end)
+    kept = end.get("refused") or {}
+    for receipt, reason in kept.items():
+        host.complain(f"on the box only: {receipt}: {reason}")
+    if status in (0, 1) and (kept or (receipts is not None and receipts.refused)):
+        return HASH_MISMATCH
+    return status
+
+
+def _lost(aws: Aws, box: str) -> str:
+    """What became of a box that does not run any more; empty while it does, or nobody knows."""
+    if not box:
+        return ""
+    try:
+        found = boxes.boxes_by_id(aws, [box])
+    except AwsError as error:
+        if error.kind in ("throttle", "network", "service"):
+            return ""
+        raise
+    if found and found[0].state in boxes.LIVE:
+        return ""
+    if not found:
+        return f"{box} is gone"
+    reason = f" ({found[0].reason})" if found[0].reason else ""
+    return f"{box} is {found[0].state}{reason}"
+
+
+def _progress(event: Mapping[str, Any]) -> str:
+    line = str(event.get("line") or "")
+    return f"{so_far(event)}; {event.get('receipts')} receipts, {event.get('shipped')} in the bucket  {line}".rstrip()

@@ -1,0 +1,129 @@
+"""Following a run: what its boxes write to the bucket, in order, each piece once, and damaged pieces named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from neuronbench.weights import Blobs
+from neuronbench_fleet.remote.keys import PieceKey, What, boxes_prefix, parse_piece
+from neuronbench_fleet.remote.prior import read_piece
+
+_SHOWN: Final = frozenset(
+    {"boot", "fetched", "left_over", "started", "stopping", "suspended", "crashed", "cost", "trouble", "failed",
+     "finished"}
+)  # fmt: skip
+"""Events that people want to see as they come; of points and pytest's own words the console tells."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """What came: a piece of one stream of one box."""
+
+    box: str
+    what: What
+    boot: int
+    data: bytes
+
+    def events(self) -> Iterator[Mapping[str, Any]]:
+        for line in self.data.splitlines() if self.what == "events" else ():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield event
+
+
+@dataclass(kw_only=True)
+class Follower:
+    """The pieces of a run since the last look. Where it is, is in here and nowhere else."""
+
+    store: Blobs
+    run: str
+    problems: list[str] = field(default_factory=list)
+    """Pieces that are not what their names say; each is named once."""
+    boots: dict[str, str] = field(default_factory=dict)
+    """Box → instant of its latest start of an agent."""
+    last: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Box → its latest event."""
+    finished: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Box → the event with which the run ended there."""
+    _read: set[tuple[str, str, int, int]] = field(default_factory=set)
+
+    @property
+    def end(self) -> Mapping[str, Any] | None:
+        """The event that ended the run: that of the box that was started last. None while it goes on."""
+        return self.finished.get(self.latest_box)
+
+    @property
+    def latest_box(self) -> str:
+        """The box whose agent was started last; empty before the first."""
+        return max(self.boots, key=lambda box: self.boots[box], default="")
+
+    def poll(self) -> list[Piece]:
+        """What is new, box by box in the order it was written. Raises `StoreError`."""
+        waiting: dict[tuple[str, What], dict[tuple[int, int], list[PieceKey]]] = {}
+        for key in self.store.keys(boxes_prefix(self.run)):
+            piece = parse_piece(self.run, key)
+            if piece is not None and (piece.box, piece.what, piece.boot, piece.number) not in self._read:
+                stream = waiting.setdefault((piece.box, piece.what), {})
+                stream.setdefault((piece.boot, piece.number), []).append(piece)
+        came: list[Piece] = []
+        for (box, what), stream in sorted(waiting.items()):
+            for position in sorted(stream):
+                found = self._first_right(sorted(stream[position]))
+                if found is None:
+                    if position == max(stream):
+                        break  # its writer finds out, and puts the right one beside it
+                    self.problems.append(f"{sorted(stream[position])[0].key(self.run)} is not what was written")
+                self._read.add((box, what, *position))
+                if found is not None:
+                    came.append(Piece(box=box, what=what, boot=position[0], data=found))
+        for piece_ in came:
+            for event in piece_.events():
+                self._hear(piece_.box, event)
+        return came
+
+    def _first_right(self, candidates: list[PieceKey]) -> bytes | None:
+        return next((data for one in candidates if (data := read_piece(self.store, self.run, one)) is not None), None)
+
+    def _hear(self, box: str, event: Mapping[str, Any]) -> None:
+        self.last[box] = event
+        kind = event.get("kind")
+        if kind == "boot":
+            self.boots[box] = str(event.get("at", ""))
+            self.finished.pop(box, None)
+        elif kind == "finished":
+            self.finished[box] = event
+
+
+def line_of(box: str, event: Mapping[str, Any]) -> str:
+    """An event for people; empty for those that the console tells of anyway."""
+    kind = str(event.get("kind"))
+    if kind not in _SHOWN:
+        return ""
+    text = str(event.get("text") or "")
+    if kind == "boot":
+        text = f"the agent starts on {box} (start {event.get('boot')}, {event.get('hours') or 0:.1f} h so far)"
+    elif kind == "started":
+        text = str(event.get("command"))
+    elif kind == "fetched":
+        text = (
+            f"{event.get('receipts')} receipts of the run were fetched from the bucket: their points are not repeated"
+        )
+    elif kind == "finished":
+        why = f", {event['text']}" if event.get("text") else ""
+        text = (
+            f"exit status {event.get('exit_code')}{why}; {event.get('shipped')} receipts in the bucket; {so_far(event)}"
+        )
+    return f"-- {str(event.get('at', ''))[11:19]} {kind}: {text}"
+
+
+def so_far(event: Mapping[str, Any]) -> str:
+    """Hours and money of the run up to an event."""
+    usd = event.get("usd")
+    cost = "price unknown" if usd is None else f"{usd:,.2f} USD"
+    return f"{event.get('hours') or 0:.2f} h, {cost} so far"
