@@ -34,7 +34,7 @@ MANIFEST: Final = "artifact.json"
 JOURNAL: Final = "journal.jsonl"
 FORMAT: Final = 1
 
-Event: TypeAlias = Literal["hit", "miss", "corrupt", "published", "failed", "removed"]
+Event: TypeAlias = Literal["hit", "miss", "corrupt", "published", "pulled", "failed", "removed"]
 
 
 class Busy(TimeoutError):
@@ -187,7 +187,7 @@ class ArtifactCache:
         started = time.monotonic_ns()
         if not folder.is_dir():
             return None
-        wrong = _damage(folder)
+        wrong = damage_of(folder)
         if wrong:
             words = self._words
             notes.append(f"the {words.noun} in the cache was damaged ({wrong}) and was {words.made} anew")
@@ -302,7 +302,7 @@ class ArtifactCache:
 
     def damage(self, key: str) -> str:
         """What is wrong with an entry, in a few words; empty when its files are those that were written."""
-        return "was never finished" if ".tmp-" in key else _damage(self.folder / key)
+        return "was never finished" if ".tmp-" in key else damage_of(self.folder / key)
 
     def remove(self, key: str) -> bool:
         """Remove an entry and what belongs to it; False when somebody uses it."""
@@ -350,7 +350,7 @@ def _describe(path: Path) -> dict[str, Json]:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def _damage(folder: Path) -> str:
+def damage_of(folder: Path) -> str:
     """What is wrong with an artifact, in a few words; empty when it is whole."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Protocol, runtime_checkable
 
+from neuronbench.keylocks import Lock
 from neuronbench.protocols import Cache, CacheEntry
 
 _AGES: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -59,7 +60,7 @@ class Shared(Cache, Protocol):
 
     def scope(self, key: str) -> str:
         """Where an entry is of use, cache/compiler/cores: `neuron-xla/neuronxcc-2.21/v2`. Raises `ValueError` with the
-        reason where that is nowhere: it failed, is unfinished, or nobody knows what it was made for."""
+        reason where that is nowhere: it failed, is damaged or unfinished, or nobody knows what it was made for."""
 
     def scopes(self) -> Sequence[str]:
         """Those of use on this host."""
@@ -67,11 +68,18 @@ class Shared(Cache, Protocol):
     def files(self, key: str) -> Mapping[str, Path]:
         """All files of an entry by relative name."""
 
-    def install(self, key: str, folder: Path) -> bool:
-        """Make the contents of `folder`, which is on the same file system, that entry; False when there is one."""
+    def reserve(self, key: str) -> Lock | None:
+        """Nobody else makes that entry until the lock is closed; None when somebody is at it."""
 
     def workshop(self, key: str) -> Path:
-        """A folder that does not exist, on the same file system, for what `install` is given."""
+        """A folder on the same file system for what `install` is given: of one entry always the same, so that what was
+        cut off goes on. For whoever has reserved the entry."""
+
+    def install(self, key: str, folder: Path) -> bool:
+        """Make the contents of `folder` that entry; False when there is one.
+
+        Raises `ValueError` with the reason when what is there says by itself that it is not that entry.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

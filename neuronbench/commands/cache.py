@@ -23,11 +23,13 @@ HELP = """Look after what is kept between sessions and could be made again.
     neuronbench cache prune --older-than 30d           remove what was not used for so long
     neuronbench cache prune --max-size 20GB --dry-run  say what would go, the longest unused first
     neuronbench cache clean-locks                      remove locks of compilers that have ended
-    neuronbench cache push s3://bucket/neffs           send what was compiled here; by digest, per compiler and cores
-    neuronbench cache pull s3://bucket/neffs           get what was compiled elsewhere and fits here
+    neuronbench cache push s3://bucket/caches          send what was compiled here; by digest, per compiler and cores
+    neuronbench cache pull s3://bucket/caches          get what was compiled elsewhere and fits here
 
 Compiled artifacts and the answers of references in fp32; a backend may have caches of its own, such as the compile
-caches of Neuron. What a session that is running uses is never removed.
+caches of Neuron. What a session that is running uses is never removed. Artifacts and compile caches can be shared:
+what goes to a store is sorted by version of the compiler and kind of cores, and comes back on boxes of that kind alone.
+Answers of references are not sent: they are made again in seconds, on any host.
 """
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=HELP)
@@ -40,9 +42,11 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def caches_of(here: host.Host) -> list[Cache]:
     """Those of the core, and those that backends have. A backend that cannot say is complained of and left out."""
     from neuronbench.artifacts import REFERENCES, ArtifactCache
+    from neuronbench.weights.shared_artifacts import SharedArtifacts
 
     folder = here.settings.cache_dir
-    found: list[Cache] = [ArtifactCache(folder), ArtifactCache(folder, "references", REFERENCES)]
+    artifacts = SharedArtifacts(folder, fits=lambda: _fits(here))
+    found: list[Cache] = [artifacts, ArtifactCache(folder, "references", REFERENCES)]
     for info in here.plugins.backends:
         try:
             ask = getattr(here.plugins.backend(info.name), "caches", None)
@@ -53,6 +57,18 @@ def caches_of(here: host.Host) -> list[Cache]:
         known = {(cache.name, cache.folder) for cache in found}  # backends of one family share a cache
         found += [cache for cache in mine if (cache.name, cache.folder) not in known]
     return found
+
+
+def _fits(here: host.Host) -> list[str]:
+    """Of which scopes artifacts are of use on this host, as its backends say."""
+    found: set[str] = set()
+    for info in here.plugins.backends:
+        try:
+            ask = getattr(here.plugins.backend(info.name), "artifact_scopes", None)
+            found.update(ask(here.settings) if callable(ask) else ())
+        except Exception as error:  # a third party's
+            host.complain(f"artifacts of {info.name}: {type(error).__name__}: {error}")
+    return sorted(found)
 
 
 @app.command("status")

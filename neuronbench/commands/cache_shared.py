@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -14,9 +15,11 @@ from neuronbench.commands import host
 if TYPE_CHECKING:
     from neuronbench.caches import Shared
     from neuronbench.protocols import Cache
-    from neuronbench.weights.entries import EntryStore
+    from neuronbench.weights.entries import Entry, EntryStore
+    from neuronbench.weights.meter import Meter
 
 Store = Annotated[str, typer.Argument(metavar="STORE", help="s3://BUCKET/PREFIX, or a folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 Scopes = Annotated[
     list[str] | None,
@@ -54,99 +57,165 @@ def clean_locks(context: typer.Context, dry_run: DryRun = False) -> None:
     host.say(f"{counted(taken, 'lock', 'locks')} {done}, {left} left")
 
 
-def push(context: typer.Context, store: Store, dry_run: DryRun = False) -> None:
+def push(context: typer.Context, store: Store, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Send what was compiled here to a store, from where other hosts pull it.
 
-    By digest, never over what is there, by version of the compiler and generation of cores; what failed or is
-    unfinished is not sent. Doing it again sends only what is missing.
+    By digest, never over what is there, by version of the compiler and kind of cores; what failed, is unfinished,
+    damaged or in use is not sent, and why is said. Doing it again sends only what is missing; a large file goes on
+    where it was cut off.
     """
-    from neuronbench.caches import counted, said_size
+    from neuronbench.caches import counted
+    from neuronbench.weights.meter import Meter, said_bytes
 
-    counts = {"sent": 0, "there": 0, "other": 0, "left": 0}
-    moved = 0
+    rows: list[dict[str, object]] = []
+
+    def note(label: str, done: str, size: int, text: str, *, scope: str = "", moved: int = 0) -> None:
+        rows.append({"entry": label, "done": done, "scope": scope, "bytes": size, "moved_bytes": moved, "why": text})
+        if not as_json and done != "there":
+            where = f" as {scope}, {said_bytes(size)}" if scope and done != "other" else ""
+            _said(say, f"{_WORDS[done]} {label}{where}" + (f": {text}" if text else ""))
+
     with _opened(context, store) as (place, say):
+        planned = []
         for cache in _shared(context):
             for entry in cache.entries():
                 label = f"{cache.name}/{entry.key}"
+                say(f"looking at {label}")
                 try:
                     if entry.in_use:
                         raise ValueError("a process is at work on it")
-                    scope = cache.scope(entry.key)
+                    planned.append((cache, entry, label, cache.scope(entry.key)))
                 except ValueError as error:
-                    counts["left"] += 1
-                    _said(say, f"left {label}: {error}")
-                    continue
-                if dry_run:
-                    counts["sent"] += 1
-                    _said(say, f"would send {label} as {scope}, {said_size(entry.size_bytes)}")
-                    continue
-                say(f"sending {label}")
-                done, size = place.put(scope, entry.key, cache.files(entry.key))
-                counts[done] += 1
-                moved += size
-                if done == "sent":
-                    _said(say, f"sent {label} as {scope}, {said_size(entry.size_bytes)}")
-                elif done == "other":
-                    _said(say, f"left {label}: the store has another of that key, made elsewhere; it stays")
-    words = "would be sent" if dry_run else f"sent ({said_size(moved)})"
+                    note(label, "left", entry.size_bytes, str(error))
+        meter = Meter(say, sum(entry.size_bytes for _, entry, _, _ in planned))
+        for number, (cache, entry, label, scope) in enumerate(planned, start=1):
+            meter.label(f"sending {number} of {len(planned)}, {label}")
+            if dry_run:
+                known = place.has(scope, entry.key)
+                note(label, "there" if known else "would", entry.size_bytes, "", scope=scope)
+                continue
+            done, moved = place.put(scope, entry.key, cache.files(entry.key), meter=meter)
+            why = "the store has another of that key, made elsewhere; it stays" if done == "other" else ""
+            note(label, done, entry.size_bytes, why, scope=scope, moved=moved)
+    if as_json:
+        host.emit_json({"store": place.blobs.url, "dry_run": dry_run, "entries": rows})
+        return
+    counts = Counter(str(row["done"]) for row in rows)
+    going = counts["would" if dry_run else "sent"]
+    moved = sum(
+        int(str(row["bytes" if dry_run else "moved_bytes"])) for row in rows if row["done"] in ("would", "sent")
+    )
+    words = f"would be sent ({said_bytes(moved)})" if dry_run else f"sent ({said_bytes(moved)})"
     host.say(
-        f"{counted(counts['sent'], 'entry', 'entries')} {words}, {counts['there']} there already, "
+        f"{counted(going, 'entry', 'entries')} {words}, {counts['there']} there already, "
         f"{counts['other']} other than those there, {counts['left']} left"
     )
 
 
-def pull(context: typer.Context, store: Store, scope: Scopes = None, dry_run: DryRun = False) -> None:
+def pull(
+    context: typer.Context, store: Store, scope: Scopes = None, dry_run: DryRun = False, as_json: Json = False
+) -> None:
     """Get from a store what was compiled elsewhere for this host's compiler and cores.
 
-    Every byte is checked; an entry appears whole or not at all, and nothing that is here is touched. Doing it again
-    goes on where it was cut off.
+    Every byte is checked, and an artifact's own list of files, too; an entry appears whole or not at all, and nothing
+    that is here is touched. Doing it again goes on where it was cut off. Fails when an entry is not what it should be;
+    the others come all the same.
     """
-    from neuronbench.caches import counted, said_size
+    from neuronbench.caches import counted
+    from neuronbench.weights.meter import Meter, said_bytes
 
-    count, here, size = 0, 0, 0
+    rows: list[dict[str, object]] = []
+
+    def note(label: str, done: str, size: int, text: str = "") -> None:
+        rows.append({"entry": label, "done": done, "bytes": size, "why": text})
+        if not as_json and (done != "there" or text):
+            size_words = f", {said_bytes(size)}" if done in ("got", "would_get") else ""
+            _said(say, f"{_WORDS[done]} {label}{size_words}" + (f": {text}" if text else ""))
+
     with _opened(context, store) as (place, say):
         caches = _shared(context)
         asked = {cache.name: [each for each in scope or () if each.startswith(f"{cache.name}/")] for cache in caches}
         wanted = {cache.name: asked[cache.name] if scope else list(cache.scopes()) for cache in caches}
-        _explain(place, scope, wanted)
+        explained = _explain(place, scope, wanted)
+        planned = []
         for cache in caches:
             for each in wanted[cache.name]:
+                say(f"looking at {each}")
                 for entry in place.entries(each):
                     label = f"{cache.name}/{entry.key}"
-                    if cache.files(entry.key):
-                        here += 1
-                        wrong = cache.damage(entry.key)
-                        if wrong:
-                            _said(say, f"left {label}: {wrong}; to have the store's: neuronbench cache prune, pull")
+                    if not cache.files(entry.key):
+                        planned.append((cache, entry, label))
                         continue
-                    count, size = count + 1, size + entry.size_bytes
-                    if dry_run:
-                        _said(say, f"would get {label}, {said_size(entry.size_bytes)}")
-                        continue
-                    say(f"getting {label}")
-                    work = cache.workshop(entry.key)
-                    shutil.rmtree(work, ignore_errors=True)
-                    try:
-                        place.fetch(entry, work)
-                        if cache.install(entry.key, work):
-                            _said(say, f"got {label}, {said_size(entry.size_bytes)}")
-                        else:
-                            count, here = count - 1, here + 1
-                    finally:
-                        shutil.rmtree(work, ignore_errors=True)
-    words = "would be fetched" if dry_run else "fetched"
-    host.say(f"{counted(count, 'entry', 'entries')} {words} ({said_size(size)}), {here} here already")
+                    wrong = cache.damage(entry.key)
+                    why = f"{wrong}; to have the store's: neuronbench cache prune, pull" if wrong else ""
+                    note(label, "left" if wrong else "there", entry.size_bytes, why)
+        meter = Meter(say, sum(entry.size_bytes for _, entry, _ in planned))
+        for number, (cache, entry, label) in enumerate(planned, start=1):
+            meter.label(f"getting {number} of {len(planned)}, {label}")
+            if dry_run:
+                note(label, "would_get", entry.size_bytes)
+                continue
+            done, why = _pulled(place, cache, entry, meter)
+            note(label, done, entry.size_bytes, why)
+    refused = sum(row["done"] == "refused" for row in rows)
+    if as_json:
+        host.emit_json({"store": place.blobs.url, "dry_run": dry_run, "entries": rows, "notes": explained})
+    else:
+        for line in explained:
+            host.say(line)
+        came = [int(str(row["bytes"])) for row in rows if row["done"] in ("got", "would_get")]
+        words = "would be fetched" if dry_run else "fetched"
+        more = f", {refused} refused" if refused else ""
+        there = sum(row["done"] in ("there", "left") for row in rows)
+        host.say(
+            f"{counted(len(came), 'entry', 'entries')} {words} ({said_bytes(sum(came))}), {there} here already{more}"
+        )
+    if refused:
+        raise typer.Exit(host.FAILURE)
 
 
-def _explain(place: EntryStore, scope: Sequence[str] | None, wanted: dict[str, list[str]]) -> None:
-    """Say so where nothing can fit, and what the store has instead."""
+def _pulled(place: EntryStore, cache: Shared, entry: Entry, meter: Meter) -> tuple[str, str]:
+    """Fetch an entry and make it one of the cache's: what became of it, and why."""
+    from neuronbench.weights.manifest import StoreError
+
+    lock = cache.reserve(entry.key)
+    if lock is None:
+        return "left", "a process is at work on it"
+    with lock:
+        work = cache.workshop(entry.key)
+        try:
+            place.fetch(entry, work, meter=meter)
+            if cache.install(entry.key, work):
+                return "got", ""
+        except ValueError as error:
+            shutil.rmtree(work, ignore_errors=True)
+            return "refused", f"what came is not that entry: {error}"
+        except StoreError as error:
+            if error.kind not in ("weights_mismatch", "weights_missing"):
+                raise  # what has come stays where it is, and the next pull goes on from there
+            shutil.rmtree(work, ignore_errors=True)
+            return "refused", error.message
+        shutil.rmtree(work, ignore_errors=True)
+        return "there", ""
+
+
+_WORDS: Final = {
+    "sent": "sent", "would": "would send", "there": "there already:", "other": "left", "left": "left", "got": "got",
+    "would_get": "would get", "refused": "refused",
+}  # fmt: skip
+
+
+def _explain(place: EntryStore, scope: Sequence[str] | None, wanted: dict[str, list[str]]) -> list[str]:
+    """Where nothing can fit: that it is so, and what the store has instead."""
     there = place.scopes()
     if {each for scopes in wanted.values() for each in scopes} & set(there):
-        return
+        return []
     what = f"none of {', '.join(scope)}" if scope else "nothing for this host's compiler and cores"
     mine = sorted({each for scopes in wanted.values() for each in scopes})
-    host.say(f"the store has {what}" + (f" ({', '.join(mine)})" if mine and not scope else ""))
-    host.say(f"it has: {', '.join(there)}" if there else "it has no entries at all")
+    return [
+        f"the store has {what}" + (f" ({', '.join(mine)})" if mine and not scope else ""),
+        f"it has: {', '.join(there)}" if there else "it has no entries at all",
+    ]
 
 
 def _said(say: host.ProgressLine, text: str) -> None:
@@ -166,7 +235,7 @@ def _shared(context: typer.Context) -> list[Shared]:
     found: list[Shared] = [cache for cache in _caches(context) if isinstance(cache, Shared)]
     if not found:
         raise host.CommandError(
-            "no cache here can be shared", remedy="compile caches of Neuron are: install its plugin (plugins/neuron)"
+            "no cache here can be shared", remedy="artifacts and compile caches of Neuron can: see neuronbench plugins"
         )
     return found
 

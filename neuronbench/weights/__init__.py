@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from neuronbench.weights.adapters import Base
 from neuronbench.weights.blobs import Blobs, LocalBlobs, blobs
 from neuronbench.weights.manifest import FileEntry, Manifest, StoreError
 from neuronbench.weights.store import Shipped, WeightStore, same
 
-__all__ = ["Blobs", "FileEntry", "LocalBlobs", "Manifest", "Shipped", "StoreError", "WeightStore", "same", "store"]
+__all__ = [
+    "Base",
+    "Blobs",
+    "FileEntry",
+    "LocalBlobs",
+    "Manifest",
+    "Shipped",
+    "StoreError",
+    "WeightStore",
+    "same",
+    "store",
+]
 
 
 def store(reference: str, *, root: Path | None = None) -> WeightStore:

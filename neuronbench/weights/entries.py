@@ -77,6 +77,10 @@ class EntryStore:
         other = self._entry(where)  # somebody else was faster
         return ("there" if other is not None and other.files == entry.files else "other"), moved
 
+    def has(self, scope: str, key: str) -> bool:
+        """Whether there is an entry of that key."""
+        return self.blobs.size(_entry_key(scope, key)) is not None
+
     def entries(self, scope: str) -> Iterator[Entry]:
         """All entries of a scope. Raises `StoreError` for one whose list of files was changed."""
         prefix = f"entries/{_path(scope)}/"

@@ -7,20 +7,20 @@ What was cut off goes on where it stopped when the same is done again, up and do
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from neuronbench import keylocks
 from neuronbench.model import Json
 from neuronbench.protocols import Progress
+from neuronbench.weights.adapters import CONFIG, AdapterFacts, Base, base_in, is_adapter
+from neuronbench.weights.arrival import alone, kept_in, occupied, partial_of
 from neuronbench.weights.blobs import Blobs, Sent
 from neuronbench.weights.manifest import FileEntry, Manifest, StoreError, folder_files, mismatch
 from neuronbench.weights.meter import Meter, said_bytes
@@ -31,7 +31,6 @@ Verify: TypeAlias = Literal["checksum", "full"]
 and by reading back where it has none; `full`: by reading all of it back."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _AGAIN: Final = "Remove the damaged object from the store and put the model in again."
-_WAIT_S: Final = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +56,8 @@ class Shipped:
     """Requests that had to be made once more: throttled, broken, or damaged on their way."""
     there: bool = False
     """Nothing was to be done: it was there, whole and equal."""
+    base: Base | None = None
+    """Of an adapter: what is known of the model that it belongs to. None for what is no adapter."""
 
     def facts(self) -> dict[str, Json]:
         """What a record says of it."""
@@ -66,6 +67,7 @@ class Shipped:
             "resumed_bytes": self.resumed_bytes, "read_back_bytes": self.read_back_bytes,
             "checksum_bytes": self.checksum_bytes, "retries": self.retries,
             "wall_s": self.wall_s, "verify_s": self.verify_s,
+            **({} if self.base is None else {"kind": "adapter", "base": self.base.to_json()}),
         }  # fmt: skip
 
 
@@ -88,6 +90,7 @@ class WeightStore:
 
     def __init__(self, blobs: Blobs) -> None:
         self.blobs = blobs
+        self.adapters = AdapterFacts(blobs)
 
     # -- in
 
@@ -98,10 +101,13 @@ class WeightStore:
         expected: Manifest | None = None,
         progress: Progress | None = None,
         verify: Verify = "checksum",
+        base: Base | None = None,
     ) -> Shipped:
         """Keep the model in `folder`; returns after all of it was compared with what the store then has.
 
-        `expected`: what the folder has to hold, such as what a trainer said it exported. Raises `StoreError` with both
+        `expected`: what the folder has to hold, such as what a trainer said it exported. `base`: of an adapter, the
+        model that it belongs to, where that is known better than the folder says; a base that is in this store is
+        found by its digest. Raises `StoreError` with both
         hashes when the folder, or what is in the store, is something else. What was cut off goes on with the next one.
         """
         say = progress or (lambda text: None)
@@ -109,6 +115,7 @@ class WeightStore:
         manifest = Manifest.of(folder, progress=say)
         if expected is not None:
             same(expected, manifest, f"{folder} is not what was exported")
+        known = self._base(folder, manifest, base, say)
         meter = Meter(say, manifest.size_bytes)
         sent: dict[str, Sent] = {}
         for name, entry in manifest.files.items():
@@ -122,6 +129,8 @@ class WeightStore:
         text = manifest.text()
         self.blobs.write(_model_key(manifest.digest), [text.encode()], len(text))
         self.manifest(manifest.digest)
+        if known is not None:
+            known = self.adapters.tell(manifest.digest, known)
         ended = time.monotonic_ns()
         moved = sum(each.moved_bytes for each in sent.values())
         return Shipped(
@@ -129,7 +138,7 @@ class WeightStore:
             reused_bytes=max(manifest.size_bytes - moved, 0),
             resumed_bytes=sum(each.resumed_bytes for each in sent.values()), checksum_bytes=checked,
             read_back_bytes=read, retries=sum(each.retries for each in sent.values()), there=not moved,
-            wall_s=(ended - started) / 1e9, verify_s=(ended - verifying) / 1e9,
+            base=known, wall_s=(ended - started) / 1e9, verify_s=(ended - verifying) / 1e9,
         )  # fmt: skip
 
     def plan_put(self, folder: Path, *, progress: Progress | None = None) -> Planned:
@@ -158,6 +167,10 @@ class WeightStore:
         if found != digest:
             raise mismatch(f"the list of files of a model in {self.blobs.url}", digest, found, _AGAIN)
         return Manifest.parse(raw.decode())
+
+    def has(self, digest: str) -> bool:
+        """Whether the model is here."""
+        return self.blobs.size(_model_key(digest)) is not None
 
     def full_digest(self, start: str) -> str:
         """The one model whose digest begins so. Raises `StoreError` when there is none, or several."""
@@ -199,19 +212,20 @@ class WeightStore:
         say = progress or (lambda text: None)
         started = time.monotonic_ns()
         manifest = self.manifest(digest)
+        base = self.adapters.base(digest) if is_adapter(manifest) else None
 
         def shipped(moved: int, kept: int, *, there: bool = False) -> Shipped:
             return Shipped(
                 manifest=manifest, store=self.blobs.url, moved_bytes=moved, there=there,
                 reused_bytes=manifest.size_bytes if there else kept, resumed_bytes=0 if there else kept,
-                wall_s=(time.monotonic_ns() - started) / 1e9, verify_s=0.0,
+                wall_s=(time.monotonic_ns() - started) / 1e9, verify_s=0.0, base=base,
             )  # fmt: skip
 
         if occupied(into, manifest, say):
             return shipped(0, 0, there=True)
         into.parent.mkdir(parents=True, exist_ok=True)
         work = partial_of(into, digest)
-        with _alone(work, say):
+        with alone(work, say):
             if occupied(into, manifest, say):  # whoever had it before us was writing the same
                 return shipped(0, 0, there=True)
             here = sum(path.stat().st_size for path in folder_files(work)) if work.is_dir() else 0
@@ -229,13 +243,31 @@ class WeightStore:
             try:
                 moved, kept = fetch_files(self.blobs, manifest.files, keys, work, meter)
             except StoreError as error:
-                raise _kept(error, work) from error
+                raise kept_in(work, error) from error
             if into.is_dir() and not into.is_symlink():
                 into.rmdir()  # an empty one
             os.rename(work, into)
         return shipped(moved, kept)
 
     # -- parts
+
+    def _base(self, folder: Path, manifest: Manifest, told: Base | None, say: Progress) -> Base | None:
+        """Of an adapter what is known of its base; None for a model that is none. Raises `StoreError` for two bases."""
+        if not is_adapter(manifest):
+            if told is not None:
+                raise StoreError(
+                    "bad_parameters", f"{folder} is no adapter (there is no {CONFIG}), and has no base",
+                    remedy="Leave the base out, or give the adapter's folder.",
+                )  # fmt: skip
+            return None
+        found = base_in(folder)
+        found = found if told is None else told.joined(found, str(folder))
+        if found.weights_digest and not found.digest:
+            say(f"looking for the base in {self.blobs.url}")
+            for digest in self.digests():
+                if self.manifest(digest).weights_digest == found.weights_digest:
+                    return replace(found, digest=digest)
+        return found
 
     def _compare(
         self, manifest: Manifest, folder: Path, sent: Mapping[str, Sent], verify: Verify, say: Progress
@@ -291,38 +323,6 @@ def same(expected: Manifest, found: Manifest, what: str) -> None:
 _NONE: Final = FileEntry(sha256="", size_bytes=0)
 
 
-def occupied(into: Path, manifest: Manifest, say: Progress) -> bool:
-    """Whether the folder holds that model. Raises `StoreError` when it holds anything else; an empty one holds nothing.
-
-    Hidden files are no part of a model.
-    """
-    if not os.path.lexists(into):
-        return False
-    why = "it is no folder"
-    if into.is_dir():
-        if not any(into.iterdir()):
-            return False
-        files = {path.relative_to(into).as_posix(): path.stat().st_size for path in folder_files(into)}
-        wanted = {name: entry.size_bytes for name, entry in manifest.files.items()}
-        differing = sorted(name for name in files.keys() | wanted.keys() if files.get(name) != wanted.get(name))
-        if not differing:  # only then it is worth reading all of it
-            found = Manifest.of(into, progress=say).files
-            differing = [name for name, entry in manifest.files.items() if found[name] != entry]
-            if not differing:
-                return True
-        why = f"it holds something else: {', '.join(differing[:3])}{' and others' if len(differing) > 3 else ''} differ"
-        why = why.replace("differ", "differs") if len(differing) == 1 else why
-    raise StoreError(
-        "store_occupied", f"{into} is there already, and {why}",
-        remedy="Give a folder that does not exist, or remove it.",
-    )  # fmt: skip
-
-
-def partial_of(into: Path, digest: str) -> Path:
-    """Where a model lies as long as it has not arrived whole."""
-    return into.with_name(f".{into.name}.{digest[:16]}.partial")
-
-
 def key_of(entry: FileEntry) -> str:
     """Where a file lies in a store."""
     return f"blobs/{entry.sha256[:2]}/{entry.sha256}"
@@ -338,30 +338,3 @@ def _once(files: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
     for name, entry in files.items():
         first.setdefault(entry.sha256, name)
     return {name: files[name] for name in first.values()}
-
-
-@contextlib.contextmanager
-def _alone(work: Path, say: Progress) -> Iterator[None]:
-    """Wait until nobody else writes there."""
-    path = work.with_suffix(".lock")
-    while (lock := keylocks.take(path)) is None:
-        say(f"waiting for another process that gets the same ({path})")
-        time.sleep(_WAIT_S)
-    with lock:
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _kept(error: StoreError, work: Path) -> StoreError:
-    """The same error, and where that lies which has arrived; nothing lies where nothing has."""
-    size = sum(path.stat().st_size for path in folder_files(work))
-    if not size:
-        shutil.rmtree(work, ignore_errors=True)
-        return error
-    return StoreError(
-        error.kind,
-        f"{error.message}\n  {said_bytes(size)} have arrived and are kept in {work}: the same again goes on from there",
-        remedy=error.remedy, expected=error.expected, found=error.found,
-    )  # fmt: skip

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from neuronbench.model import Failure, Json, Metric, ResourceSpec
 from neuronbench.protocols import Peak, PointFailure, Progress
 from neuronbench.training import steps
+from neuronbench.weights.adapters import BASE, Base, write_base
 from neuronbench.worker.client import Worker
 
 if TYPE_CHECKING:
@@ -126,7 +127,18 @@ class WorkerTrainer:
     def export(self, job: TrainJob, *, folder: Path, into: Path, merged: bool = True) -> Mapping[str, Json]:
         """Write the trained weights into `into`; `files` maps each name to its `sha256` and `bytes`."""
         into.mkdir(parents=True, exist_ok=True)
-        return self._ask("export", job, folder=str(folder), into=str(into), merged=merged)
+        made = self._ask("export", job, folder=str(folder), into=str(into), merged=merged)
+        if merged or job.adapter is None:
+            return made
+        return {**made, "files": {**made["files"], **self._base(into)}}
+
+    def _base(self, into: Path) -> dict[str, Json]:
+        """Beside an adapter lies of which weights it is, by digest: a name is none. Nothing for weights from a seed."""
+        model = self.facts.get("model")
+        if not isinstance(model, Mapping) or model.get("weights") != "pretrained" or not model.get("weights_digest"):
+            return {}
+        base = Base(reference=str(model.get("reference") or ""), weights_digest=str(model["weights_digest"]))
+        return {BASE: write_base(into, base)}
 
     def _ask(self, verb: str, job: TrainJob, **arguments: Json) -> Mapping[str, Json]:
         reply = self.ready().call(

@@ -53,6 +53,12 @@ class CpuBackend:
     def stack(self, kind: str, settings: Settings) -> Stack:
         return stacks.find(kind, settings, needs=NEEDS.get(kind, (_TORCH,)), packages=PACKAGES)
 
+    def artifact_scopes(self, settings: Settings) -> Sequence[str]:
+        """Of which scopes artifacts are of use here, for `neuronbench cache pull`."""
+        from neuronbench.backends.cpu.compiled import scopes
+
+        return scopes(settings, self)
+
     def facts(self) -> Mapping[str, Json]:
         """`instance_type` where the machine says that it is one of EC2's, else None."""
         return {"instance_type": instance_type()}

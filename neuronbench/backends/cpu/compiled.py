@@ -18,6 +18,7 @@ from neuronbench.environment import host_facts
 from neuronbench.model import FrozenMap, Json, ResourceSpec, fingerprint
 from neuronbench.protocols import Backend, Floor, Stack, Unsupported
 from neuronbench.stacks import clean_environment
+from neuronbench.weights.shared_artifacts import scope_part
 from neuronbench.worker.boot import OFFLINE
 from neuronbench.worker.client import Launch, Worker
 from neuronbench.worker.compiled import WorkerModel
@@ -79,7 +80,6 @@ class AotiCpuProvider(CompiledProvider):
 
 def key_parts(given: FrozenMap, stack: Stack, identity: Mapping[str, Json]) -> dict[str, Json]:
     """All that decides what the compiler makes; the digest of it is the artifact's key."""
-    host = host_facts()
     versions = {name: stack.packages.get(name) for name in ("torch", "transformers", "python")}
     return {
         "compiler": "aoti",
@@ -92,10 +92,24 @@ def key_parts(given: FrozenMap, stack: Stack, identity: Mapping[str, Json]) -> d
         "flags": given["compiler_flags"],
         "env": given["worker_env"],
         "versions": {**versions, "cxx": cxx()},
-        # The machine code is for the processor it was made on.
-        "target": {"arch": host["host.arch"], "cpu": host["host.cpu_model"], "flags": fingerprint(list(cpu_flags()))},
+        "target": target(),
         "handler": artifacts.source_digest(HANDLERS / f"{MODULE}.py", *compiled.family_files(given["family"])),
     }
+
+
+def target() -> dict[str, Json]:
+    """The machine code is for the processor it was made on."""
+    host = host_facts()
+    return {"arch": host["host.arch"], "cpu": host["host.cpu_model"], "flags": fingerprint(list(cpu_flags()))}
+
+
+def scopes(settings: Settings, backend: Backend) -> list[str]:
+    """For what artifacts must have been made to be of use on this host: its stack's torch, and this very processor."""
+    try:
+        version = backend.stack("compile", settings).packages.get("torch")
+    except LookupError:  # nothing is compiled here
+        return []
+    return [scope_part("aoti", str(version), target())] if version else []
 
 
 def environment(given: FrozenMap, scratch: Path) -> dict[str, str]:

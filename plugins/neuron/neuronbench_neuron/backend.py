@@ -148,6 +148,12 @@ class NeuronBackend:
 
         return caches.of(settings, self.found, self._environ)
 
+    def artifact_scopes(self, settings: Any) -> Sequence[str]:
+        """Of which scopes artifacts are of use here, for `neuronbench cache pull`."""
+        from neuronbench_neuron import caches
+
+        return caches.fits(settings, self.found)
+
     def failure_rules(self) -> Sequence[Rule]:
         """Signatures of the Neuron compiler, runtime, caches, tools and of what serves on them."""
         return failures.rules()

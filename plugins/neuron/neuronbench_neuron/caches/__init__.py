@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from neuronbench.stacks import inspect, interpreter
-from neuronbench_neuron.caches.cache import CompileCache
+from neuronbench_neuron.caches.cache import OF_STACKS, CompileCache
 from neuronbench_neuron.caches.layout import Module
 from neuronbench_neuron.caches.places import Place, notes, places
 from neuronbench_neuron.caches.snapshot import Delta, Snapshot, snapshot
@@ -14,21 +14,19 @@ from neuronbench_neuron.caches.snapshot import Delta, Snapshot, snapshot
 if TYPE_CHECKING:
     from neuronbench_neuron.hardware import Hardware
 
-__all__ = ["CompileCache", "Delta", "Module", "Place", "Snapshot", "of", "places", "snapshot"]
+COMPILERS = ("neuronx-cc", "nki")
+"""What artifacts of this plugin are compiled with: models, and kernels alone."""
+
+__all__ = ["CompileCache", "Delta", "Module", "Place", "Snapshot", "fits", "of", "places", "snapshot"]
 
 
 def of(settings: Any, host: Hardware, environ: Mapping[str, str]) -> list[CompileCache]:
     """The caches of a host: for `neuronbench cache`, which shows, checks, prunes, unlocks and shares them."""
     version, group = host.core_version, host.logical_core_config
     core = version if version in ("", "v2") else f"{version}-lnc{group or 2}"
-    told_stacks = [str(path) for path in settings.stacks.values()]
 
-    def compilers() -> list[str]:
-        pythons = [
-            found for path in [*told_stacks, *host.venvs] if (found := interpreter(settings.root / path)) is not None
-        ]
-        asked = [inspect(python, packages=["neuronx-cc"]).packages.get("neuronx-cc") for python in pythons]
-        return sorted({each for each in asked if each})
+    def stacks() -> list[dict[str, str]]:
+        return versions(settings, host)
 
     found = []
     for place in places(environ, host.root):
@@ -38,5 +36,25 @@ def of(settings: Any, host: Hardware, environ: Mapping[str, str]) -> list[Compil
         elif not place.folder.is_dir() and (place.kind != "xla" or not host.nodes):
             continue
         folder = place.folder if place.folder is not None else settings.cache_dir / "neuron-elsewhere"
-        found.append(CompileCache(folder, place.kind, compilers=compilers, core=core, notes=told))
+        found.append(CompileCache(folder, place.kind, stacks=stacks, core=core, notes=told))
     return found
+
+
+def versions(settings: Any, host: Hardware) -> list[dict[str, str]]:
+    """What each stack of the host that has a compiler has of `OF_STACKS`."""
+    told = [str(path) for path in settings.stacks.values()]
+    pythons = [found for path in [*told, *host.venvs] if (found := interpreter(settings.root / path)) is not None]
+    asked = [dict(inspect(python, packages=OF_STACKS).packages) for python in pythons]
+    return [each for each in asked if each.get("neuronx-cc")]
+
+
+def fits(settings: Any, host: Hardware) -> list[str]:
+    """What artifacts this host can use: those of its compilers, for cores like its own."""
+    if not host.core_version:
+        return []
+    from neuronbench.weights.shared_artifacts import scope_part
+    from neuronbench_neuron.compiled.boot import lnc_of, target_of
+
+    target = {"target": target_of(host), "core": host.core_version, "lnc": lnc_of(host)}
+    found = {each["neuronx-cc"] for each in versions(settings, host)}
+    return sorted(scope_part(compiler, version, target) for version in found for compiler in COMPILERS)

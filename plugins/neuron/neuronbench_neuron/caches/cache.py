@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from neuronbench import keylocks
 from neuronbench.caches import CacheLock
 from neuronbench.protocols import CacheEntry
 from neuronbench_neuron.caches import locks
@@ -22,6 +23,13 @@ UNFINISHED_S: Final = 86400.0
 CORES: Final[Mapping[str, str]] = {"trn1": "v2", "trn1n": "v2", "inf2": "v2", "trn2": "v3", "trn3": "v4"}
 """Compiler's target → generation of cores."""
 WORK: Final = ".nb-"
+MAKERS: Final[Mapping[Kind, Mapping[str, str]]] = {
+    "xla": {"neuronx-cc": "neuronxcc"},
+    "vllm": {"neuronx-cc": "neuronxcc"},
+    "nxdi": {"neuronx-cc": "neuronxcc", "neuronx-distributed-inference": "nxdi", "torch": "torch"},
+}
+"""Distributions of a stack that decide for whom an entry is of use, and how scopes call them."""
+OF_STACKS: Final = tuple(MAKERS["nxdi"])
 _WORDS: Final = {
     "done": "compiled", "failed": "failed and kept", "partial": "unfinished", "damaged": "damaged",
 }  # fmt: skip
@@ -30,8 +38,12 @@ _WORDS: Final = {
 class CompileCache:
     """One folder of one layout: `protocols.Cache`, and `Stateful`, `Locked` and `Shared` of `neuronbench.caches`.
 
-    `compilers`: versions of neuronx-cc that this host's stacks have, asked for when it matters; `core`: generation and
-    grouping of this host's cores (`v2`, `v3-lnc2`), empty where there are none.
+    `stacks`: versions of `OF_STACKS` that each stack of this host has, asked for when it matters; `core`: generation
+    and grouping of this host's cores (`v2`, `v3-lnc2`), empty where there are none.
+
+    A graph's executable depends on the compiler and the cores alone; the runtime has to be one that the compiler is
+    for, which it has to be for what is compiled on the spot, too. What NxDI keeps is a model that torch has saved, and is of
+    use to the same NxDI and torch only: they are in the scopes of `nxdi`.
     """
 
     def __init__(
@@ -39,13 +51,13 @@ class CompileCache:
         folder: Path,
         kind: Kind,
         *,
-        compilers: Callable[[], Sequence[str]] = tuple,
+        stacks: Callable[[], Sequence[Mapping[str, str]]] = tuple,
         core: str = "",
         notes: Sequence[str] = (),
     ) -> None:
         self.name, self.title, self.folder, self.kind = f"neuron-{kind}", TITLES[kind], folder, kind
         self.notes: Sequence[str] = tuple(notes)
-        self._compilers, self._core = compilers, core
+        self._stacks, self._core = stacks, core
 
     # -- protocols.Cache
 
@@ -101,11 +113,11 @@ class CompileCache:
             raise ValueError("it is gone")
         if module.state != "done":
             raise ValueError("its compile failed" if module.state == "failed" else f"it is {_WORDS[module.state]}")
-        compiler = module.compiler or self._only_compiler()
-        return f"{self.name}/neuronxcc-{compiler}/{self._core_of(module)}"
+        made_by = f"neuronxcc-{module.compiler}" if module.compiler else self._only_maker()
+        return f"{self.name}/{made_by}/{self._core_of(module)}"
 
     def scopes(self) -> list[str]:
-        return [f"{self.name}/neuronxcc-{version}/{self._core}" for version in self._compilers()] if self._core else []
+        return [f"{self.name}/{maker}/{self._core}" for maker in self._makers()] if self._core else []
 
     def files(self, key: str) -> dict[str, Path]:
         folder = self._folder(key)
@@ -126,9 +138,14 @@ class CompileCache:
             raise
         return True
 
+    def reserve(self, key: str) -> keylocks.Lock | None:
+        # A compiler that begins the same meanwhile knows nothing of it: the one that is whole first stays.
+        return keylocks.take(self.workshop(key).with_suffix(".busy"))
+
     def workshop(self, key: str) -> Path:
+        self._folder(key)
         self.folder.mkdir(parents=True, exist_ok=True)
-        return self.folder / f"{WORK}{os.getpid()}-{Path(key).name}"
+        return self.folder / f"{WORK}pull-{key.replace('/', '-')}.part"
 
     # -- parts
 
@@ -154,11 +171,21 @@ class CompileCache:
             return self.folder  # one model, which is the whole folder
         return self.folder / key
 
-    def _only_compiler(self) -> str:
-        found = list(self._compilers())
+    def _makers(self) -> list[str]:
+        """What this host's stacks can use: `neuronxcc-2.21`, for NxDI `neuronxcc-2.21+nxdi-0.5+torch-2.8`."""
+        found = set()
+        for versions in self._stacks():
+            words = [f"{label}-{versions.get(name, '')}" for name, label in MAKERS[self.kind].items()]
+            if not any(word.endswith("-") for word in words):
+                found.add("+".join(words))
+        return sorted(found)
+
+    def _only_maker(self) -> str:
+        found = self._makers()
         if len(found) != 1:
             what = f"several are here ({', '.join(found)})" if found else "none is found here"
-            raise ValueError(f"which neuronx-cc made it is not known: {what}")
+            named = " with ".join(MAKERS[self.kind])
+            raise ValueError(f"which {named} made it is not known: {what}")
         return found[0]
 
     def _core_of(self, module: Module) -> str:
