@@ -21,7 +21,7 @@ ATTEMPTS: Final = 8
 _READING: Final = ("Describe", "Get", "List", "Head", "Select", "Search")
 _NEVER_REPEATED: Final = frozenset({"PurchaseCapacityBlock"})
 """It has no token that would make a second request mean the first one: a lost answer is looked up, not repeated."""
-_SHOWN: Final = 400
+_SHOWN: Final = 4000
 """Characters of a parameter that are printed."""
 _HIDDEN: Final = frozenset({"UserData", "SecretString", "SecretBinary"})
 
@@ -136,6 +136,8 @@ class Aws:
         events.register("before-parameter-build", self._heard)
         events.register("before-call", self._held_back)
         events.register("needs-retry", self._again)
+        if service == "ec2":
+            events.register("before-parse", _readable)
         return client
 
     def _heard(self, params: Mapping[str, Any], model: Any, **_: Any) -> None:
@@ -193,14 +195,20 @@ class _Translating:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if error is None or isinstance(error, AwsError):
             return
-        import botocore.exceptions
-
-        if not isinstance(error, (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)):
+        if not type(error).__module__.startswith(("botocore.", "boto3.", "s3transfer.", "urllib3.")):
             return
         name = "".join(part.capitalize() for part in self.operation.split("_"))
         trouble = classify(error, service=self.service, operation=name)
         attempts = 1 if trouble.kind not in TRANSIENT or name in _NEVER_REPEATED else ATTEMPTS
         raise AwsError(self.service, name, trouble, attempts=attempts) from error
+
+
+def _readable(response_dict: dict[str, Any], **_: Any) -> None:
+    """Let a page of HTML that something between here and EC2 sends for an error be one, and not break the parser."""
+    status, body = int(response_dict["status_code"]), bytes(response_dict["body"])
+    if status >= 300 and b"<Errors>" not in body:
+        error = f"<Code>HTTP{status}</Code><Message>no answer of EC2's own</Message>"
+        response_dict["body"] = f"<Response><Errors><Error>{error}</Error></Errors></Response>".encode()
 
 
 def _plain(name: str, value: Any) -> Any:

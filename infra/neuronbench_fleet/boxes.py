@@ -210,7 +210,7 @@ def _box(found: Mapping[str, Any], reservation: str) -> Box:
         purchase=tags.get(f"{TAG}purchase", "spot" if found.get("InstanceLifecycle") == "spot" else ""),
         launched=found["LaunchTime"],
         ended=_instant(_AT.search(str(found.get("StateTransitionReason") or ""))),
-        reason=" ".join(filter(None, (reason.get("Code"), reason.get("Message")))),
+        reason=_reason(str(reason.get("Code") or ""), str(reason.get("Message") or "")),
         expires=_parsed(tags.get(f"{TAG}expires")),
         rate=rate_from_tag(tags.get(f"{TAG}usd_per_hour")),
         max_usd=_number(tags.get(f"{TAG}max_usd")),
@@ -221,6 +221,10 @@ def _box(found: Mapping[str, Any], reservation: str) -> Box:
         token=str(found.get("ClientToken") or ""),
         tags=tags,
     )
+
+
+def _reason(code: str, message: str) -> str:
+    return message if message.startswith(code) else f"{code}: {message}".strip(": ")
 
 
 def _instant(match: re.Match[str] | None) -> dt.datetime | None:

@@ -66,10 +66,12 @@ class Candidate:
     def subnet(self) -> str:
         return self.subnets[self.zone]
 
-    def __str__(self) -> str:
-        where = self.zone or f"any of {', '.join(self.subnets)}"
-        price = "price by offer" if self.purchase == "block" else "price unknown" if self.rate is None else self.rate
-        return f"{self.purchase} in {where}, {price}"
+    @property
+    def price(self) -> str:
+        """For people."""
+        if self.purchase == "block":
+            return "price by offer"
+        return "price unknown" if self.rate is None else str(self.rate)
 
 
 def zones_of(aws: Aws, deployment: Deployment) -> dict[str, str]:

@@ -91,7 +91,9 @@ def spent_usd(rate: Rate | None, hours: float) -> float | None:
 
 def money(usd: float | None) -> str:
     """For people."""
-    return "price unknown" if usd is None else f"{usd:,.2f} USD"
+    if usd is None:
+        return "price unknown"
+    return "under 0.01 USD" if 0 < usd < 0.005 else f"{usd:,.2f} USD"
 
 
 def seconds_of(told: str) -> float:

@@ -108,7 +108,7 @@ class FleetError(CommandError):
     def __init__(self, message: str, *, kind: Kind = "failed", remedy: str = "", status: int | None = None) -> None:
         super().__init__(message, remedy=remedy, status=EXIT_STATUS.get(kind, FAILURE) if status is None else status)
         self.kind: Kind = kind
-        self.remedy = remedy
+        self.message, self.remedy = message, remedy
 
 
 class UsageError(FleetError):

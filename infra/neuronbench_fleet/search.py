@@ -116,7 +116,7 @@ class Search:
         except FleetError as error:
             error = self._with_quota(candidate, error)
             code = error.trouble.code if isinstance(error, AwsError) else type(error).__name__
-            message = error.trouble.message if isinstance(error, AwsError) else str(error).splitlines()[0]
+            message = error.trouble.message if isinstance(error, AwsError) else error.message
             self._keep(candidate, error.kind, code=code, message=message, remedy=error.remedy)
             return [], error
         self._keep(candidate, "planned" if self.aws.dry_run else "started", boxes=tuple(ids))
@@ -200,17 +200,23 @@ class Search:
     def _affordable(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         kept: list[Candidate] = []
         refused: list[FleetError] = []
+        told: dict[str, list[str]] = {}
         for candidate in candidates:
             error = not_affordable(self.order, candidate)
             if error is None:
-                hours = allowed_hours(self.order, candidate.rate)
-                self.say(
-                    f"candidate: {candidate}" + ("" if candidate.purchase == "block" else f", up to {hours:.4g} h")
-                )
                 kept.append(candidate)
+                end = (
+                    "" if candidate.purchase == "block" else f", up to {allowed_hours(self.order, candidate.rate):.4g} h"
+                )
+                text = f"candidate: {candidate.purchase} in {{}}, {candidate.price}{end}"
             else:
-                self.say(f"left out: {candidate.purchase} in {candidate.zone}: {str(error).splitlines()[0]}")
                 refused.append(error)
+                text = f"left out: {candidate.purchase} in {{}}: {error.message}"
+            told.setdefault(text.replace(candidate.zone or "-", "{}"), []).extend(
+                [candidate.zone] if candidate.zone else candidate.subnets
+            )
+        for text, zones in told.items():
+            self.say(text.replace("{}", ", ".join(zones), 1).replace("{}", "each"))
         if not kept:
             raise refused[0]
         return kept

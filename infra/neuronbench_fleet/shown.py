@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from neuronbench_fleet.boxes import LIVE, Box
+from neuronbench_fleet.boxes import GONE, LIVE, Box
 from neuronbench_fleet.costs import money, period
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def table(boxes: Sequence[Box], now: dt.datetime, *, pings: Mapping[str, str], r
     rows = [
         (
             box.fleet, box.id, box.instance_type, box.state, box.zone, box.purchase, period(box.hours(now) * 3600),
-            money(box.spent_usd(now)), until(box, now), pings.get(box.id, "-"), runs.get(box.id) or box.run or "-",
+            money(box.spent_usd(now)), "-" if box.state in GONE else until(box, now), pings.get(box.id, "-"),
+            runs.get(box.id) or box.run or "-",
         )
         for box in boxes
     ]  # fmt: skip
@@ -84,7 +85,13 @@ def total_text(boxes: Sequence[Box], now: dt.datetime) -> str:
     usd, unknown = total(boxes, now)
     if unknown == len(boxes):
         return "price unknown"
-    return money(usd) + (f" and {unknown} boxes of unknown price" if unknown else "") + ", without disks"
+    return money(usd) + (f" and {some(unknown, 'box')} of unknown price" if unknown else "") + " (without disks)"
+
+
+def some(count: int, what: str) -> str:
+    """`1 box`, `2 boxes`."""
+    plural = f"{what}es" if what.endswith("x") else f"{what}s"
+    return f"{count} {what if count == 1 else plural}"
 
 
 def _iso(instant: dt.datetime | None) -> str | None:

@@ -208,7 +208,7 @@ class Starting:
             if self.woken:
                 self.say(f"stopping again: {', '.join(self.woken)}")
                 self.aws.call("ec2", "stop_instances", InstanceIds=self.woken)
-        except (AwsError, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt) as error:  # whatever it is, the way out has to be told
             self.say(
                 f"NOT ended ({error or type(error).__name__}): {', '.join(ids) or 'what was started'} may run and"
                 f" cost.\n  To do: neuronbench fleet down {name} --force --region {region}"

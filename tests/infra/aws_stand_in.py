@@ -11,9 +11,9 @@ and `aws.after` call a function of the test instead: instances die there, and ot
 **Commands of SSM.** `aws.on_command(function)`: called in a thread with a `Command` for every instance that SendCommand
 names; what it returns is what GetCommandInvocation tells. Without one every command succeeds and prints nothing.
 
-**What moto does not do**, and is bridged in `aws_gaps.py` in the documented form: ClientToken of RunInstances, SSM's
-DescribeInstanceInformation, SendCommand, GetCommandInvocation, ListCommandInvocations, CancelCommand, prices in
-DescribeSpotPriceHistory, and Capacity Blocks (DescribeCapacityBlockOfferings, PurchaseCapacityBlock,
+**What moto does not do**, and is bridged in `aws_gaps.py` in the documented form: ClientToken of RunInstances (also as
+a filter), SSM's DescribeInstanceInformation, SendCommand, GetCommandInvocation, ListCommandInvocations, CancelCommand,
+prices in DescribeSpotPriceHistory, and Capacity Blocks (DescribeCapacityBlockOfferings, PurchaseCapacityBlock,
 DescribeCapacityReservations, and launching into one).
 
     python tests/infra/aws_stand_in.py      serves a deployment and prints what to export, to try commands by hand
@@ -306,11 +306,13 @@ def serving(port: int = 0) -> Iterator[StandIn]:
     """A stand-in on a free port of this machine."""
     import logging
 
+    from moto.ec2.utils import filter_dict_attribute_mapping
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # of this process for good: they cost a second, and nobody asks
+    filter_dict_attribute_mapping["client-token"] = "client_token"  # a filter of DescribeInstances that moto has not
     aws = StandIn()
     aws._moto = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", port, aws, threaded=True, request_handler=MotoRequestHandler)

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aws_stand_in import Deployed, StandIn, deploy, serving
+
+from neuronbench.cli import main
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +38,7 @@ def aws_server() -> Iterator[StandIn]:
 def aws(aws_server: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     """An empty AWS, which commands in this process and its children take for the real one."""
     aws_server.reset()
+    _read_models_once(monkeypatch)
     for key, value in aws_server.environment().items():
         monkeypatch.setenv(key, value)
     for key in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "HTTP_PROXY", "HTTPS_PROXY"):
@@ -32,3 +53,31 @@ def lab(aws: StandIn, monkeypatch: pytest.MonkeyPatch) -> Deployed:
     """The deployment `lab`: subnets in three zones, boxes of all kinds, a bucket."""
     monkeypatch.setenv("NEURONBENCH_DEPLOYMENT", "lab")
     return deploy(aws)
+
+
+@pytest.fixture
+def fleet(lab: Deployed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Run `neuronbench fleet ...` in this process, in a project of its own."""
+    (tmp_path / "neuronbench.toml").touch()
+
+    def run(*arguments: str) -> Ended:
+        capsys.readouterr()
+        status = main(["--root", str(tmp_path), "fleet", *arguments])
+        said = capsys.readouterr()
+        return Ended(status=status, out=said.out, err=said.err)
+
+    return run
+
+
+@functools.cache
+def _loader() -> Any:
+    import botocore.loaders
+
+    return botocore.loaders.create_loader()
+
+
+def _read_models_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """boto3 reads megabytes of descriptions of EC2 for every session; commands in one process share them here."""
+    import botocore.session
+
+    monkeypatch.setattr(botocore.session, "create_loader", lambda *_: _loader())

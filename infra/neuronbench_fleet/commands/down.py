@@ -54,7 +54,7 @@ def down(
     from neuronbench_fleet.deployment import deployment_name, find_deployment
     from neuronbench_fleet.ending import Ending, left_text
     from neuronbench_fleet.errors import FleetError
-    from neuronbench_fleet.shown import box_json, total_text
+    from neuronbench_fleet.shown import box_json, some, total_text
 
     checked_name(name)
     timeout_s = timeout("--within", within)
@@ -89,7 +89,7 @@ def down(
     if dry_run:
         say("nothing was changed")
     elif ended:
-        say(f"{name} is down: {len(ended)} boxes ended, nothing is left; it cost {total_text(ended, now)}")
+        say(f"{name} is down: {some(len(ended), 'box')} ended, nothing is left; it cost {total_text(ended, now)}")
     else:
         say(f"nothing of {name} is there in {there.region}")
 

@@ -49,7 +49,7 @@ def stop(
     from neuronbench_fleet.deployment import deployment_name, find_deployment
     from neuronbench_fleet.ending import Ending
     from neuronbench_fleet.errors import FleetError
-    from neuronbench_fleet.shown import box_json, total_text
+    from neuronbench_fleet.shown import box_json, some, total_text
 
     checked_name(name)
     timeout_s = timeout("--within", within)
@@ -79,7 +79,10 @@ def stop(
     if dry_run:
         say("nothing was changed")
     elif stopped:
-        say(f"{name} is stopped: {len(stopped)} boxes, {total_text(stopped, now)} so far; their disks go on costing")
+        say(
+            f"{name} is stopped: {some(len(stopped), 'box')}; cost so far {total_text(stopped, now)}; disks go on"
+            " costing"
+        )
     else:
         say(f"nothing of {name} is there in {there.region}")
 

@@ -104,6 +104,12 @@ def up(
     there = find_deployment(aws, deployment_name(deployment))
     box = find_box(aws, there, kind)
     usual = "block" if box.purchase == "capacity-block" else "on-demand"
+    wanted = _purchases(purchase or usual)
+    if usual == "block" and wanted != ["block"]:
+        raise UsageError(
+            f"--purchase {purchase}: the deployment's boxes of kind {kind} are for a Capacity Block only",
+            remedy="--purchase block, or deploy the kind for another way of buying (infra/README.md)",
+        )
     order = Order(
         deployment=there, box=box, fleet=name, instance_type=instance_type or box.instance_type, count=count,
         limits=Limits(
@@ -120,7 +126,7 @@ def up(
 
     progress = host.ProgressLine()
     starting = Starting(
-        aws=aws, order=order, purchases=_purchases(purchase or usual), zones=list(zone or ()),
+        aws=aws, order=order, purchases=wanted, zones=list(zone or ()),
         any_type=instance_type is None, ready_within_s=ready_within_s,
         folder=host.of(context).settings.data_root / "fleet" / name, say=say, progress=progress, confirm=confirm,
     )  # fmt: skip
