@@ -12,6 +12,7 @@ import base64
 import contextlib
 import hashlib
 import re
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -62,29 +63,32 @@ class Upload:
         self._client, self._target, self._url = client, target, url
         self._part_bytes, self._at_once = part_bytes, at_once
         self._checksums = True
-        self.retries = 0
+        self.retries = self.moved_bytes = 0
+        self._lock = threading.Lock()
 
     def run(self, path: Path, entry: FileEntry, meter: Meter, exists: Callable[[], bool]) -> Sent:
         """Raises `StoreError`; what has arrived stays in S3 unless the file is not what `entry` says."""
-        resumed = moved = 0
+        resumed = 0
         key = self._target["Key"]
         for number in range(1, ROUNDS + 1):
             upload = self._found(entry) or self._begin()
             before = meter.done_bytes
             try:
-                sent, kept, parts = self._send(upload, path, entry, meter)
-                moved, resumed = moved + sent, resumed + (kept if number == 1 else 0)
+                kept, parts = self._send(upload, path, entry, meter)
+                resumed = kept if number == 1 else resumed
                 checked = self._complete(upload, entry, parts, exists)
             except Ended:
                 if exists():
                     meter.lost(meter.done_bytes - before)
                     meter.there(entry.size_bytes)
-                    return Sent(moved_bytes=moved, there=True, retries=self.retries)
+                    return Sent(moved_bytes=self.moved_bytes, there=True, retries=self.retries)
                 meter.lost(meter.done_bytes - before)
                 continue
             if checked is None:
-                return Sent(moved_bytes=moved, resumed_bytes=resumed, there=True, retries=self.retries)
-            return Sent(moved_bytes=moved, resumed_bytes=resumed, checked=checked, retries=self.retries)
+                return Sent(moved_bytes=self.moved_bytes, there=True, retries=self.retries)
+            return Sent(
+                moved_bytes=self.moved_bytes, resumed_bytes=resumed, checked=checked, retries=self.retries
+            )  # fmt: skip
         raise StoreError(
             "store_unreachable", f"{self._url}: {ROUNDS} uploads of {key} were ended by somebody else before they "
             "were whole", remedy="Find out what aborts uploads there (a rule of the bucket, another program).",
@@ -140,8 +144,8 @@ class Upload:
 
     # -- the parts
 
-    def _send(self, upload: Open, path: Path, entry: FileEntry, meter: Meter) -> tuple[int, int, list[dict[str, Any]]]:
-        """Bytes sent, bytes kept, and what completing has to say of each part."""
+    def _send(self, upload: Open, path: Path, entry: FileEntry, meter: Meter) -> tuple[int, list[dict[str, Any]]]:
+        """Bytes that S3 had of it, and what completing has to say of each part."""
         state, results = hashlib.sha256(), []
         sent: list[Future[tuple[int, dict[str, Any]]]] = []
         with ThreadPoolExecutor(self._at_once, thread_name_prefix="nb-s3") as threads, path.open("rb") as file:
@@ -164,16 +168,15 @@ class Upload:
             if upload.ours:  # its parts are of no use to anybody
                 self._abort(upload)
             raise changed(path, entry, state.hexdigest())
-        moved = sum(count for count, _ in results)
-        return moved, entry.size_bytes - moved, [told for _, told in results]
+        return sum(kept for kept, _ in results), [told for _, told in results]
 
     def _part(self, upload: Open, number: int, data: bytes, meter: Meter) -> tuple[int, dict[str, Any]]:
-        """Send a part unless S3 has it; bytes sent, and what completing has to say of it."""
+        """Send a part unless S3 has it: bytes that it had, and what completing has to say of it."""
         sha256 = _base64(hashlib.sha256(data).digest())
         known = upload.parts.get(number)
         if known is not None and _same(known, data, sha256):
             meter.there(len(data))
-            return 0, {"PartNumber": number, "ETag": known.tag, **self._sum(sha256)}
+            return len(data), {"PartNumber": number, "ETag": known.tag, **self._sum(sha256)}
         for attempt in range(1, _SENDS + 1):
             try:
                 answer = self._client.upload_part(
@@ -185,10 +188,11 @@ class Upload:
                     raise Ended from error
                 if s3_errors.code(error) not in s3_errors.DAMAGED or attempt == _SENDS:
                     raise
-                self.retries += 1
-        self.retries += int(answer.get("ResponseMetadata", {}).get("RetryAttempts", 0))
+        with self._lock:
+            self.retries += attempt - 1 + int(answer.get("ResponseMetadata", {}).get("RetryAttempts", 0))
+            self.moved_bytes += len(data)
         meter.moved(len(data))
-        return len(data), {"PartNumber": number, "ETag": answer["ETag"], **self._sum(sha256)}
+        return 0, {"PartNumber": number, "ETag": answer["ETag"], **self._sum(sha256)}
 
     def _sum(self, sha256: str) -> dict[str, str]:
         return {"ChecksumSHA256": sha256} if self._checksums else {}
