@@ -1,7 +1,10 @@
-"""What holds for the tests and not for benchmarks: a test that takes five minutes hangs."""
+"""What holds for the tests and not for benchmarks: when a test is taken for one that hangs, and that long files come
+first."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +13,38 @@ from browser_fixtures import browser, web  # fixtures of every folder
 __all__ = ["browser", "web"]
 
 TIMEOUT_S = 300
+LONG_TIMEOUT_S = 900
 HERE = Path(__file__).parent
+LONG = (
+    "e2e/test_real_cpu.py",
+    "backends/test_cpu_trainer_real.py",
+    "plugins/neuron/test_training_worker.py",
+    "plugins/neuron/test_compiled_neuron.py",
+    "plugins/neuron/test_training_boxes.py",
+    "e2e/test_compiled_sessions.py",
+    "test_repository.py",
+    "plugins/neuron/test_compiled_e2e.py",
+    "backends/test_cpu_lanes_real.py",
+    "backends/test_cpu_compiled_real.py",
+    "new_plugin/test_new_plugin.py",
+    "plugins/neuron/test_profile_runs.py",
+    "plugins/neuron/test_serving_neuron_runs.py",
+)
+"""Files that take a minute of a core and more, the longest first: one that begins last is waited for by idle cores."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Hundreds of processes are started, and each would compile this project's modules for itself.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # else xdist begins with the files that have most tests
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {HERE / name: place for place, name in enumerate(LONG)}
     for item in items:
         if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S if item.path in places else TIMEOUT_S))
+    items.sort(key=lambda item: places.get(item.path, len(places)))

@@ -8,7 +8,7 @@ from array import array
 
 import pytest
 
-from neuronbench.worker import loops, tensors
+from neuronbench.worker import loops, main, tensors
 
 
 def pause(us: float):
@@ -98,3 +98,17 @@ def test_tensors_are_checked_written_and_taken_once(tmp_path) -> None:
         tensors.write({"a": ("float32", (4,), b"1234")}, str(tmp_path), "x")
     with pytest.raises(ValueError, match="bfloat16"):
         tensors.write({"a": ("bfloat16", (2,), b"1234")}, str(tmp_path), "x")
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_imports_are_not_searched_for_garbage_and_the_collector_is_left_as_it_was(wanted: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if wanted else gc.disable)()
+        with main.importing():
+            assert not gc.isenabled()
+        assert gc.isenabled() is wanted
+        assert gc.get_freeze_count() > 0  # what is there now is not looked at again
+    finally:
+        gc.unfreeze()
+        (gc.enable if before else gc.disable)()

@@ -12,6 +12,13 @@ from typing import Any, Final
 
 MARK: Final = "neuronbench-fake-stack"
 """Every such environment claims this distribution too, so that nothing takes it for a real one."""
+ENVIRON: Final = "environ.json"
+_TELL: Final = """
+if os.path.exists({path!r}):
+    import json
+    with open({path!r}, encoding="utf-8") as file:
+        os.environ.update(json.load(file))
+"""
 _ASK: Final = """
 import json, os, site, sys
 print(json.dumps({
@@ -33,6 +40,7 @@ def make_venv(
 
     It is one of `python` (this very interpreter when None) with that one's packages behind its own: `sys.path` begins
     with `paths`, and `importlib.metadata` finds `packages` and `placeholders` (which have next to no files) first.
+    What is in `folder/environ.json`, a table, is in the environment of every interpreter that starts from then on.
     """
     origin = _origin(str(python or sys.executable))
     major, minor, _ = origin["version"]
@@ -48,7 +56,8 @@ def make_venv(
     )
     in_front = [str(Path(path).resolve()) for path in paths]
     (site / "_fake_box.pth").write_text(
-        f"import sys; sys.path[:0] = {in_front!r}\nimport site; list(map(site.addsitedir, {origin['site']!r}))\n",
+        f"import sys; sys.path[:0] = {in_front!r}\nimport site; list(map(site.addsitedir, {origin['site']!r}))\n"
+        f"import os; exec({_TELL.format(path=str(folder.resolve() / ENVIRON))!r})\n",
         encoding="utf-8",
     )
     for name, claimed in {**packages, MARK: "0"}.items():

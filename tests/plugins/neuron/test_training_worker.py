@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from neuronbench import BackendInfo, ProviderInfo, config, processes
 from neuronbench.model import FrozenMap, Json, Point
 from neuronbench.protocols import BootContext, PointFailure
 from neuronbench.testing.neuron import FakeBox
+from neuronbench.testing.neuron.venvs import ENVIRON
 from neuronbench.training import TrainJob, steps
 from neuronbench.training.gates import escape_gate
 from neuronbench.training.steps import Steps
@@ -36,11 +38,15 @@ BASE: Mapping[str, Any] = {
 ADAPTER: Mapping[str, Json] = {"r": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["q_proj", "v_proj"]}
 
 
+DEADLINE_S = 600.0
+"""Of what takes half a minute on an idle host: several processes import torch."""
+
+
 class Bench:
     """A box, its backend, and trainers that were booted on it."""
 
-    def __init__(self, folder: Path, box: FakeBox) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, venv: Path) -> None:
+        self.folder, self.venv = folder, venv
         info = BackendInfo(name="trn1", title="", target="", family="neuron")
         self.backend = NeuronBackend(info)
         found = config.load(folder)
@@ -59,8 +65,8 @@ class Bench:
         folder = self.folder / f"boot-{len(self.live)}"
         folder.mkdir()
         context = BootContext(
-            backend=self.backend, settings=self.settings, folder=folder, deadline_s=200.0, progress=lambda text: None,
-            spawn=partial(processes.spawn, pid_dir=self.folder / "pids"),
+            backend=self.backend, settings=self.settings, folder=folder, deadline_s=DEADLINE_S,
+            progress=lambda text: None, spawn=partial(processes.spawn, pid_dir=self.folder / "pids"),
         )  # fmt: skip
         self.live.append(provider.boot(spec, context))
         return self.live[-1]
@@ -68,7 +74,7 @@ class Bench:
 
 def run(trainer: WorkerTrainer, job: TrainJob, folder: Path, *, resume: bool = False) -> Steps:
     """Train, and what a verified log of it says."""
-    trainer.train(job, folder=folder, resume=resume, deadline_s=200.0)
+    trainer.train(job, folder=folder, resume=resume, deadline_s=DEADLINE_S)
     found = steps.read(folder)
     steps.verify(found, job)
     return found
@@ -78,10 +84,10 @@ def run(trainer: WorkerTrainer, job: TrainJob, folder: Path, *, resume: bool = F
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("training")
     with FakeBox("trn1.2xlarge", folder / "box") as box, pytest.MonkeyPatch.context() as patch:
-        furnish(box)
+        venv = furnish(box)
         for name, value in box.environ().items():
             patch.setenv(name, value)
-        made = Bench(folder, box)
+        made = Bench(folder, venv)
         yield made
         for trainer in made.live:
             trainer.stop()
@@ -129,7 +135,7 @@ def test_an_adapter_is_joined_of_its_shards(bench: Bench, tmp_path: Path) -> Non
     described = trainer.describe(job)
     assert described["parameters"]["trainable"] == found.start["parameters"]["trainable"]
     with pytest.raises(PointFailure, match="refuse to go on from a checkpoint"):
-        trainer.train(job, folder=tmp_path / "run", resume=True, deadline_s=200.0)
+        trainer.train(job, folder=tmp_path / "run", resume=True, deadline_s=DEADLINE_S)
 
     # cores are given back with the trainer
     leased = trainer.core_ids  # type: ignore[attr-defined]
@@ -154,6 +160,24 @@ def test_pipeline_stages_are_asked_of_the_library_and_the_loss_comes_from_the_la
     trainer.stop()
 
 
+@pytest.fixture(scope="module")
+def alone(bench: Bench) -> Iterator[Callable[[Mapping[str, str], Path], Steps]]:
+    """Train on one core; its rank starts with these variables. One trainer serves all who ask."""
+    job = TrainJob.from_json({**BASE, "method": "full_sft", "holdout": 0.0, "steps": 6})
+    trainer = bench.trainer("nxd", job)
+    told = bench.venv / ENVIRON
+
+    def trained(environ: Mapping[str, str], folder: Path) -> Steps:
+        told.write_text(json.dumps(dict(environ)), encoding="utf-8")
+        try:
+            return run(trainer, job, folder)
+        finally:
+            told.unlink()
+
+    yield trained
+    trainer.stop()
+
+
 @pytest.mark.parametrize(
     ("environ", "named", "caught"),
     [
@@ -163,28 +187,28 @@ def test_pipeline_stages_are_asked_of_the_library_and_the_loss_comes_from_the_la
     ],
 )
 def test_a_device_of_torchs_own_is_waited_for_and_a_wrong_barrier_is_caught(
-    bench: Bench, tmp_path: Path, environ: dict[str, str], named: bool, caught: bool
+    alone: Callable[[Mapping[str, str], Path], Steps],
+    tmp_path: Path,
+    environ: dict[str, str],
+    named: bool,
+    caught: bool,
 ) -> None:
     """What a step has handed over is executed in the step, whoever has the device; where it is not, the rates are no
     result."""
-    job = TrainJob.from_json({**BASE, "method": "full_sft", "holdout": 0.0, "steps": 6})
     made_up = {"NEURONBENCH_FAKE_NATIVE": "1", "NEURONBENCH_FAKE_EXECUTION_MS": "150", **environ}
-    trainer = bench.trainer("nxd", job, worker_env=made_up)
-    found = run(trainer, job, tmp_path / "run")
-    trainer.stop()
+    found = alone(made_up, tmp_path / "run")
     assert found.start["barrier"].endswith("torch.neuron.synchronize()") is named
     assert escape_gate(window_of(found)).passed is not caught
 
 
-def test_what_ended_a_rank_is_the_failure_and_not_that_torchrun_ended(bench: Bench, tmp_path: Path) -> None:
-    job = TrainJob.from_json({**BASE, "method": "full_sft"})
-    trainer = bench.trainer("nxd", job, worker_env={"NEURON_RT_VISIBLE_CORES": "9"})
+def test_what_ended_a_rank_is_the_failure_and_not_that_torchrun_ended(
+    alone: Callable[[Mapping[str, str], Path], Steps], tmp_path: Path
+) -> None:
     with pytest.raises(PointFailure) as caught:
-        trainer.train(job, folder=tmp_path / "run", deadline_s=200.0)
+        alone({"NEURON_RT_VISIBLE_CORES": "9"}, tmp_path / "run")
     failure = caught.value.failure
     assert "Could not find VNC id 9" in f"{failure.causal_line} {failure.message}"
     assert "ChildFailedError" not in failure.causal_line
-    trainer.stop()
 
 
 def test_a_run_that_computes_nothing_cannot_leave_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

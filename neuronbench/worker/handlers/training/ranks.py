@@ -30,7 +30,8 @@ def main(order: dict[str, Any]) -> None:
     spec.loader.exec_module(program)
     program.package("nb_worker", order["worker"])
     program.package("nb_handlers", order["handlers"])
-    run = importlib.import_module(f"nb_handlers.{order['module']}")
+    with program.importing():
+        run = importlib.import_module(f"nb_handlers.{order['module']}")
 
     def say(text: str) -> None:
         print(f"rank {rank}: {text}", file=sys.stderr, flush=True)

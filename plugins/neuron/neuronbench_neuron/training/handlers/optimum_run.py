@@ -65,11 +65,6 @@ class Run(xla.Run):
 
     def set_up(self) -> None:
         """The arguments' constructor starts the process group, and lays out the ranks."""
-        if self.resume is not None:
-            raise ValueError(
-                f"optimum-neuron's trainers refuse to go on from a checkpoint ({self.resume.name} is there); take "
-                "trainer_provider = 'nxd'"
-            )
         self.args = arguments(self.job, self.rig.choices, self.folder)
         self._waiting: list[list[Any]] = []
 
