@@ -54,7 +54,7 @@ class Aws:
     """Calls to one region.
 
     Every call, also one through a `client` that was handed out, is kept in `calls`, retried while the trouble may pass,
-    and in a dry run not made if it changes anything (it then answers `{}`). Failures that last are `AwsError`.
+    and in a dry run not made if it changes anything (the answer is then empty). Failures that last are `AwsError`.
     """
 
     def __init__(

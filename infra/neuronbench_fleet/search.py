@@ -76,6 +76,8 @@ class Search:
                 return theirs
             seen = [box.id for box in there]
             for candidate in list(left):
+                if candidate not in left:
+                    continue
                 ids, trouble = self._try(candidate, seen, deadline_s)
                 if trouble is None:
                     self.started_with = candidate
@@ -205,9 +207,8 @@ class Search:
             error = not_affordable(self.order, candidate)
             if error is None:
                 kept.append(candidate)
-                end = (
-                    "" if candidate.purchase == "block" else f", up to {allowed_hours(self.order, candidate.rate):.4g} h"
-                )
+                hours = allowed_hours(self.order, candidate.rate)
+                end = "" if candidate.purchase == "block" else f", up to {hours:.4g} h"
                 text = f"candidate: {candidate.purchase} in {{}}, {candidate.price}{end}"
             else:
                 refused.append(error)

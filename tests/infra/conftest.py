@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from aws_stand_in import Deployed, StandIn, deploy, serving
 
-from neuronbench.cli import main
+from neuronbench import cli
+from neuronbench.plugins import Plugins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +57,29 @@ def lab(aws: StandIn, monkeypatch: pytest.MonkeyPatch) -> Deployed:
 
 
 @pytest.fixture
-def fleet(lab: Deployed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+def fleet(
+    lab: Deployed, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Ended]:
     """Run `neuronbench fleet ...` in this process, in a project of its own."""
     (tmp_path / "neuronbench.toml").touch()
+    command = _command()  # the same for all of them, made once
+    monkeypatch.setattr(cli, "build", lambda _: command)
+    monkeypatch.setattr(cli, "Plugins", lambda: None)
 
     def run(*arguments: str) -> Ended:
         capsys.readouterr()
-        status = main(["--root", str(tmp_path), "fleet", *arguments])
+        status = cli.main(["--root", str(tmp_path), "fleet", *arguments])
         said = capsys.readouterr()
         return Ended(status=status, out=said.out, err=said.err)
 
     return run
+
+
+@functools.cache
+def _command() -> Any:
+    import typer
+
+    return typer.main.get_command(cli.build(Plugins()))
 
 
 @functools.cache
