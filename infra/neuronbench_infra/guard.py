@@ -87,8 +87,8 @@ class Guard(Construct):
             "EC2 and Auto Scaling list without limits by resource; what stops is limited by the deployment's tag.",
             applies_to=[
                 r"\*",
-                r"arn:[^:]+:ec2:[^:]+:[^:]+:instance\/\*",
-                r"arn:[^:]+:autoscaling:[^:]+:[^:]+:autoScalingGroup:\*:autoScalingGroupName\/\*",
+                r"arn:.+:ec2:.+:.+:instance\/\*",
+                r"arn:.+:autoscaling:.+:.+:autoScalingGroup:\*:autoScalingGroupName\/\*",
             ],
             children=True,
         )

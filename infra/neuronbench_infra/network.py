@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aws_cdk import Fn, Stack, Validations
+from aws_cdk import Acknowledgment, Fn, Stack, Validations
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
@@ -80,7 +80,7 @@ class Place(Construct):
         )
         if network.azs:
             reason = "Chips are sold in some zones only; these were asked for by name."
-            Validations.of(vpc).acknowledge(id="CloudFormation-Validate::W3010", reason=reason)
+            Validations.of(vpc).acknowledge(Acknowledgment(id="CloudFormation-Validate::W3010", reason=reason))
         vpc.add_flow_log("Flows", destination=ec2.FlowLogDestination.to_s3(logs, "flows"))
         for subnet in vpc.public_subnets if network.nat else ():
             # Only boxes need addresses of their own, and behind a gateway they are elsewhere.

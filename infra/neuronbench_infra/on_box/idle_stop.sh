@@ -72,7 +72,7 @@ busy_ticks() { awk '/^cpu /{print $2 + $3 + $4 + $7 + $8 + $9; exit}' "$proc/sta
 computing() {
     local ticks before_ticks before_up
     ticks=$(busy_ticks)
-    read -r before_ticks before_up < "$state/cpu" 2>/dev/null || { before_ticks=$ticks before_up=$up; }
+    read -r before_ticks before_up 2> /dev/null < "$state/cpu" || { before_ticks=$ticks before_up=$up; }
     echo "$ticks $up" > "$state/cpu"
     [ "$up" -gt "$before_up" ] && [ $(((ticks - before_ticks) * 2)) -ge $(((up - before_up) * 100)) ]
 }
