@@ -246,7 +246,7 @@ def _opened(context: typer.Context, reference: str) -> Iterator[tuple[EntryStore
     from neuronbench.weights.entries import EntryStore
     from neuronbench.weights.manifest import StoreError
 
-    progress = host.ProgressLine()
+    progress = host.ProgressLine(patience_s=1.0)
     try:
         yield EntryStore(blobs(reference, root=host.of(context).settings.root)), progress
     except StoreError as error:

@@ -289,7 +289,7 @@ def _plan(
 def _opened(context: typer.Context, reference: str) -> Iterator[tuple[WeightStore, host.ProgressLine]]:
     from neuronbench import weights
 
-    progress = host.ProgressLine()
+    progress = host.ProgressLine(patience_s=1.0)
     try:
         yield weights.store(reference, root=host.of(context).settings.root), progress
     except weights.StoreError as error:

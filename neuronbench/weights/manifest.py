@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -15,6 +15,8 @@ from typing import Final
 
 from neuronbench import modelfiles
 from neuronbench.model import Failure, Json, canonical_json
+from neuronbench.protocols import Progress
+from neuronbench.weights.meter import Meter
 
 FORMAT: Final = 1
 CHUNK: Final = 1 << 20
@@ -110,20 +112,27 @@ class Manifest:
         return cls.from_json(told["files"])
 
     @classmethod
-    def of(cls, folder: Path, *, progress: Callable[[str], None] | None = None) -> Manifest:
+    def of(cls, folder: Path, *, progress: Progress | None = None) -> Manifest:
         """Every file below `folder` but hidden ones, read and hashed. Links to files count as files."""
         if not folder.is_dir():
             raise StoreError(
                 "weights_missing", f"there is no folder {folder}", remedy="Give the folder the model was written to."
             )  # fmt: skip
         entries: dict[str, FileEntry] = {}
-        for path in folder_files(folder):
+        found = folder_files(folder)
+        meter = Meter(progress, sum(path.stat().st_size for path in found))
+        for path in found:
             name = path.relative_to(folder).as_posix()
+            meter.label(f"hashing {name}")
             if progress is not None:
-                progress(f"hashing {name}")
-            with path.open("rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            entries[name] = FileEntry(sha256=sha256, size_bytes=path.stat().st_size)
+                progress(meter.text)
+            state, size = hashlib.sha256(), 0
+            with path.open("rb", buffering=0) as file:
+                while piece := file.read(CHUNK):
+                    state.update(piece)
+                    size += len(piece)
+                    meter.moved(len(piece))
+            entries[name] = FileEntry(sha256=state.hexdigest(), size_bytes=size)
         return cls(files=entries)
 
 
