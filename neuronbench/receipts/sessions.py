@@ -59,13 +59,13 @@ def utc_now() -> str:
 
 
 def new_session_id(root: Path, *, now: datetime | None = None) -> str:
-    """Make a session's folder below `root` and return its name, such as `20261130-012345-ab12`.
+    """Make a session's folder below `root` and return its name, such as `20261130-012345-3f9cab12`.
 
     Names sort by time (UTC). Two sessions of one second differ in the random part; making the folder decides.
     """
     root.mkdir(parents=True, exist_ok=True)
     stamp = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y%m%d-%H%M%S")
-    for length in (2,) * 64 + (8,):
+    for length in (4,) * 64 + (8,):
         name = f"{stamp}-{secrets.token_hex(length)}"
         try:
             (root / name).mkdir()

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import synthetic_receipts as synthetic
 from sink_helpers import Reader, settings_at
-from team_server import free_port, serving
 
 from neuronbench.model import Outcome
 from neuronbench.receipts import ReceiptStore
 from neuronbench.sinks.mlflow import MlflowSink
+from neuronbench.testing.tracking.team import free_port, serving
 
 if TYPE_CHECKING:
     from browser_fixtures import Web

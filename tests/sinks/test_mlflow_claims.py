@@ -137,13 +137,13 @@ def test_a_writer_whose_run_was_taken_back_finds_the_one_that_stayed(
     mlflow = reader(settings.mlflow_uri)
     fill, taken = sink.writer._fill, []
 
-    def slow(client: Any, experiment: str, run_id: str, *rest: Any) -> None:
+    def slow(client: Any, experiment: str, run: Any, *rest: Any) -> None:
         if not taken:
-            taken.append(run_id)
-            client.delete_run(run_id)
+            taken.append(run.info.run_id)
+            client.delete_run(run.info.run_id)
             other = client.create_run(experiment, tags={TAG: f"{session}/{path.name}"})
             client.set_terminated(other.info.run_id)
-        fill(client, experiment, run_id, *rest)
+        fill(client, experiment, run, *rest)
 
     monkeypatch.setattr(sink.writer, "_fill", slow)
     delivery = sink.write(path)

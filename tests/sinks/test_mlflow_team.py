@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import synthetic_receipts as synthetic
 from sink_helpers import QUICK, Reader, settings_at
-from team_server import BUCKET, S3, Team, team_server
 
 from neuronbench.config import Settings
 from neuronbench.model import FrozenMap, Outcome, Point
@@ -21,6 +20,7 @@ from neuronbench.receipts import ReceiptStore
 from neuronbench.sinks.contents import contents
 from neuronbench.sinks.mlflow import MlflowSink, push
 from neuronbench.sinks.mlflow.pull import Selection, pull
+from neuronbench.testing.tracking.team import BUCKET, S3, Team, team_server
 
 pytestmark = pytest.mark.timeout(600)
 HERE = Path(__file__).resolve().parent

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -120,6 +121,15 @@ def read_files(text: bytes, run: str) -> list[Stowed]:
         raise RestoreError(f"run {run}: {FILES} cannot be read: {type(error).__name__}: {error}") from error
 
 
+def same_record(client: MlflowClient, run_id: str, stowed: list[Stowed]) -> bool:
+    """Whether a run was made of a receipt with the same record, going by its `files.json`."""
+    with tempfile.TemporaryDirectory(prefix="nb-mlflow-") as scratch:
+        text = Path(client.download_artifacts(run_id, FILES, scratch)).read_bytes()
+    theirs = {each.path: each.fact for each in read_files(text, run_id)}
+    mine = {each.path: each.fact for each in stowed}
+    return theirs.get("record.json") == mine.get("record.json")
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # sending
 
@@ -135,24 +145,28 @@ def requests_table(receipt: Receipt) -> tuple[Any, str]:
 
 
 def send(
-    client: MlflowClient,
-    run_id: str,
+    place: Any,
     receipt: Receipt,
     stowed: list[Stowed],
     table: pyarrow.Table | None,
     steps: Mapping[int, pyarrow.Table],
     scratch: Path,
 ) -> list[str]:
-    """Send a receipt's files, its error as text and its figures; returns what could not be shown."""
+    """Send a receipt's files, its error as text and its figures; returns what could not be shown.
+
+    `place` is the run's `ArtifactRepository` of MLflow.
+    """
     small = scratch / "small"
     small.mkdir()
     problems = _stage(receipt, stowed, small)
     problems += _draw(receipt, table, steps, small / "figures")
     for each in stowed:
         for artifact in _parts(receipt.path / each.path, each, scratch / "large"):
-            client.log_artifact(run_id, str(artifact), str(Path(each.at[0]).parent))
+            place.log_artifact(str(artifact), str(Path(each.at[0]).parent))
             artifact.unlink()
-    client.log_artifacts(run_id, str(small))  # with files.json: when it is there, all of it is
+    (small / FILES).rename(scratch / FILES)
+    place.log_artifacts(str(small))
+    place.log_artifact(str(scratch / FILES))  # the last: when it is there, all of it is
     return problems
 
 

@@ -54,16 +54,19 @@ def is_open(run: Run) -> bool:
 
 
 def claim(
-    client: MlflowClient, experiment: str, tag: str, value: str, make: Callable[[], Run], *, wait_s: float | None
-) -> tuple[Run, bool]:
+    client: MlflowClient, experiment: str, tag: str, value: str, make: Callable[[], Run], *, wait_s: float | None,
+    fresh: bool = False,
+) -> tuple[Run, bool]:  # fmt: skip
     """The run that stands for `value`, made by `make` when there is none, and whether it is ours to fill.
 
     One that another process is filling is waited for, `wait_s` at most; then, or when that process is dead, it is
     ours: what it has already is written again, which changes nothing. `wait_s` is None where a lock keeps all others
-    away.
+    away. `fresh` saves the look before where hardly anything can be there; the look after decides in any case.
     """
     while True:
-        run = _others(client, experiment, tag, value, wait_s or 0.0)
+        looked = not fresh or wait_s is None
+        run = _others(client, experiment, tag, value, wait_s or 0.0) if looked else None
+        fresh = False
         if run is not None:
             if is_open(run):
                 client.set_tag(run.info.run_id, WRITER, writer_tag()[WRITER])

@@ -6,26 +6,30 @@ trainers started later inherit it.
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import sqlite3
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from neuronbench.model import slug
 from neuronbench.receipts import LockTimeout, locked
 from neuronbench.redaction import redact
 from neuronbench.sinks.mlflow import reasons
+from neuronbench.sinks.mlflow.patience import LIVE, PUSH, Outage, Patience
+from neuronbench.sinks.mlflow.quiet import mlflow_quiet, quieten
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
+    from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
     from neuronbench.config import Settings
+
+__all__ = ["LIVE", "PUSH", "Gateway", "Patience", "Unavailable", "artifacts_of", "lanes_of", "mlflow_quiet", "quieten",
+           "rehome", "sqlite_file"]  # fmt: skip
 
 LOCK_NAME: Final = ".mlflow.lock"
 KIND_TAG: Final = "mlflow.experimentKind"
@@ -33,40 +37,30 @@ KIND: Final = "custom_model_development"
 """Opens an experiment on its table of runs. Left to guess, the UI sees traces and opens the pages for chat agents."""
 GUESSED: Final = ("", "no_inferred_type", "genai_development_inferred", "custom_model_development_inferred")
 """Kinds that nobody has chosen."""
-_CHATTY: Final = ("mlflow", "alembic")
+_STRIKES: Final = 3
+"""Receipts in a row that a server has failed on: then it is the server, not a receipt."""
+
+T = TypeVar("T")
 
 
 class Unavailable(Exception):
     """MLflow cannot take anything now; the text says why and is kept as the reason of `pending`."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How long to wait, in seconds."""
-
-    first_s: int = 4
-    """For the first answer of a server."""
-    request_s: int = 10
-    """For each later answer."""
-    retries: int = 0
-    busy_s: float = 2.0
-    """For SQLite to be free."""
-    lock_s: float = 15.0
-    """For another process of this data root that is delivering; once, not for each receipt."""
-    rival_s: float = 5.0
-    """For a run that somebody else, on another host, has begun and not ended."""
-
-
-LIVE: Final = Patience()
-"""While benchmarks run: a server that does not answer costs seconds once."""
-PUSH: Final = Patience(first_s=10, request_s=60, retries=2, busy_s=20.0, lock_s=120.0, rival_s=30.0)
-"""When somebody waits for the push."""
+    def __init__(self, reason: str, *, passing: bool = False) -> None:
+        super().__init__(reason)
+        self.passing = passing
+        """Whether the same may well succeed in a while."""
 
 
 class Gateway:
-    """Opens MLflow for `uri` when first needed. After a failure to reach it, it stays closed: no second wait."""
+    """Opens MLflow for `uri` when first needed. After a failure to reach it, it stays closed: no second wait.
 
-    def __init__(self, settings: Settings, *, uri: str, patience: Patience = LIVE) -> None:
+    With patience for an outage it is closed only when that has lasted as long. `say` is told what is waited for.
+    """
+
+    def __init__(
+        self, settings: Settings, *, uri: str, patience: Patience = LIVE, say: Callable[[str], None] | None = None
+    ) -> None:
         self.settings = settings
         self.uri = uri
         self.patience = patience
@@ -76,6 +70,9 @@ class Gateway:
         self._held = ""
         """Which lock was waited for in vain, in words: until it is free, nobody waits for it again."""
         self._experiments: dict[str, str] = {}
+        self._outage = Outage(patience.outage_s)
+        self._strikes = 0
+        self.say = say or (lambda text: None)
 
     # -- where it is --------------------------------------------------------------------------------------------------
 
@@ -122,6 +119,27 @@ class Gateway:
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
+    def call(self, action: Callable[[MlflowClient], T]) -> T:
+        """What `action` returns; it is called again while the server is away for a while. Raises `Unavailable`.
+
+        `action` must come to the same when it is cut off anywhere and called again.
+        """
+        while True:
+            try:
+                with self.open() as client:
+                    found = action(client)
+            except Unavailable as error:
+                if self.broken or not error.passing:
+                    raise
+                reason = str(error)
+                if not self._outage.wait(lambda told: self.say(f"{reason}; {told}")):  # noqa: B023 - used at once
+                    self.broken = reason
+                    raise
+            else:
+                self._outage.over()
+                self._strikes = 0
+                return found
+
     @contextmanager
     def open(self) -> Iterator[MlflowClient]:
         """The client, while this process alone of the data root may write. Raises `Unavailable`."""
@@ -143,15 +161,28 @@ class Gateway:
             raise Unavailable(self._held) from error
         except Exception as error:
             reason = self.reason(error)
-            if self.unreachable(error) or reasons.refused(self.uri, error) == 401:
+            raise Unavailable(reason, passing=self._judge(error, reason)) from error
+
+    def _judge(self, error: Exception, reason: str) -> bool:
+        """Whether the failure will pass; opens the breaker where it will not and concerns all that follows."""
+        if reasons.refused(self.uri, error) == 401:
+            self.broken = reason
+        elif self.unreachable(error):
+            if self.patience.outage_s:
+                return True
+            self.broken = reason
+        elif reasons.http_status(self.uri, error) == 500:
+            self._strikes += 1
+            if self._strikes >= _STRIKES or not self.patience.outage_s:
                 self.broken = reason
-            raise Unavailable(reason) from error
+        return False
 
     def _variables(self) -> Mapping[str, str]:
         patience = self.patience.request_s if self._client is not None else self.patience.first_s
         return {
             "MLFLOW_HTTP_REQUEST_TIMEOUT": str(patience),
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(self.patience.retries if self._client is not None else 0),
+            "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
             "MLFLOW_ASYNC_TRACE_LOGGING_RETRY_TIMEOUT": str(patience),
             "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
             "MLFLOW_ENABLE_ASYNC_TRACE_LOGGING": "false",
@@ -183,9 +214,12 @@ class Gateway:
                 _number(path, self.patience.busy_s)
         except sqlite3.Error:
             raise
-        except Exception as error:  # without a client there is no second try in this session
-            self.broken = self.reason(error)
-            raise Unavailable(self.broken) from error
+        except Exception as error:  # without a client there is no second try in this session, unless it is only busy
+            reason = self.reason(error)
+            if self.patience.outage_s and reasons.busy(self.uri, error):
+                raise Unavailable(reason, passing=True) from error
+            self.broken = reason
+            raise Unavailable(reason) from error
         self._client = client
         os.environ.update(self._variables())  # inside mlflow_quiet: restored with the rest
         return client
@@ -209,6 +243,12 @@ class Gateway:
     def unreachable(self, error: BaseException | None) -> bool:
         """Whether the network is to blame: then each further try would wait in vain."""
         return reasons.unreachable(self.uri, error)
+
+    def artifacts(self, run: Run) -> ArtifactRepository:
+        """Where the artifacts of a run go, without asking the server for the run again."""
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        return get_artifact_repository(run.info.artifact_uri, tracking_uri=self.uri)
 
     # -- experiments --------------------------------------------------------------------------------------------------
 
@@ -238,46 +278,6 @@ class Gateway:
 def artifacts_of(settings: Settings, lane: str) -> str:
     """Where the artifacts of a lane are kept with our own store: a URI below the data root."""
     return (settings.artifacts_dir / slug(lane)).as_uri()
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# mlflow kept quiet
-
-
-@contextmanager
-def mlflow_quiet(variables: Mapping[str, str]) -> Iterator[None]:
-    """Settings for MLflow while it is called, and only then: what is started later inherits none of them.
-
-    Its usage reporting is off, its chatter and warnings are not ours to show. It would also print the address of each
-    run, with the password that is in the address of the server, and between the lines of `--json`.
-    """
-    ours = {
-        "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false", **variables,
-    }  # fmt: skip
-    names = (*ours, "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
-    before = {name: os.environ.get(name) for name in names}
-    levels = {name: logging.getLogger(name).level for name in _CHATTY}
-    os.environ.update(ours)
-    quieten()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-
-
-def quieten() -> None:
-    """Let MLflow's loggers speak of errors only."""
-    for name in _CHATTY:
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,9 @@ LIMIT: Final = 8
 """Searches slow down with the number of datasets of a run."""
 CONTEXT: Final = "mlflow.data.context"
 _NAME, _DIGEST, _SOURCE = 500, 36, 60_000
+_TRIES: Final = 4
+_TAKEN: Final = ("duplicate key", "Duplicate entry", "UNIQUE constraint")
+"""What PostgreSQL, MySQL and SQLite say of a row that another was faster to insert."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +58,14 @@ def write(client: MlflowClient, run_id: str, record: Record) -> None:
         )
         for each in inputs(record)
     ]
-    if found:
-        client.log_inputs(run_id, datasets=found)
+    for more in range(_TRIES - 1, -1, -1):
+        try:
+            if found:
+                client.log_inputs(run_id, datasets=found)
+            return
+        except Exception as error:  # the server looks for a dataset and then inserts it: two at once, and one fails
+            if not more or not any(sign in str(error) for sign in _TAKEN):
+                raise
 
 
 def _all(workload: Mapping[str, Json]) -> Iterator[Input]:

@@ -79,6 +79,7 @@ def safe_key(text: str) -> str:
 
 def _text(value: Json, limit: int) -> str:
     text = value if isinstance(value, str) else canonical_json(value)
+    text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")  # PostgreSQL takes none
     if len(text) > limit:
         text = text[: limit - 12] + "…" + hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     return text
@@ -141,7 +142,8 @@ def run_name(record: Record) -> str:
     if record.kind == "point":
         name += f" #r{record.repeat}"
     found = marks(record)
-    return name + (f" ({', '.join(found)})" if found else "")
+    words = f" ({', '.join(found)})" if found else ""
+    return _text(name, KEY_LIMIT - len(words)) + words  # longer ones are refused by every store but SQLite
 
 
 def session_name(session: str, record: Record) -> str:

@@ -157,7 +157,7 @@ def _value(value: Json) -> str:
 
 def clip(text: str, limit: int = NOTE_LIMIT) -> str:
     """At most `limit` bytes of UTF-8, saying so where it was cut."""
-    data = text.encode("utf-8", errors="replace")
+    data = text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", errors="replace")
     if len(data) <= limit:
         return data.decode()
     ending = "\n\n… the rest is in `record.json`" if limit == NOTE_LIMIT else " …"

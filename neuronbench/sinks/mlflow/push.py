@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from neuronbench.receipts import Header, ReceiptError
 from neuronbench.receipts.receipt import SINKS, read_marker
@@ -15,6 +16,9 @@ from neuronbench.sinks.mlflow.sink import NAME, MlflowSink
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
+
+_SOON_S: Final = 2.0
+"""What is over sooner needs no forecast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +49,12 @@ def push(
     """Deliver every receipt that is pending, of one `session` or of all, to the settings' MLflow or to the URI `to`.
 
     Exactly once: a receipt that has its run gets no second one, however often and by however many processes of this
-    data root it is pushed. Stops at the first sign that nobody answers, and says so for all that is left.
+    data root it is pushed. A server that goes away, or is too busy, on the way is waited for (`patience.PUSH`); then,
+    or when nobody answers in the first place, it stops and says so for all that is left.
     """
-    sink = MlflowSink(settings if to is None else replace(settings, tracking_uri=to), uri=to, patience=PUSH)
+    sink = MlflowSink(
+        settings if to is None else replace(settings, tracking_uri=to), uri=to, patience=PUSH, say=progress
+    )
     if not sink.gateway.uri:
         raise ValueError("push: MLflow is switched off (tracking_uri = 'off'); name one with --to URI")
     unreadable: list[str] = []
@@ -63,6 +70,7 @@ def push(
     delivered: list[str] = []
     already: list[str] = []
     failed: list[tuple[str, str]] = []
+    pace = _Pace(len(waiting))
     for number, header in enumerate(waiting, start=1):
         delivery, before = sink.deliver(header.path)
         if delivery.state == "pending":
@@ -70,7 +78,7 @@ def push(
         elif delivery.reference:
             (already if before else delivered).append(header.receipt_id)
         if progress is not None:
-            progress(f"{number}/{len(waiting)} {header.receipt_id}: {delivery.state}")
+            progress(f"{pace.at(number)} {header.receipt_id}: {delivery.state}")
     for name, lane in unfinished(sink, session):
         sink.touch(name, lane)
     problems = sink.finish(over=False)
@@ -82,6 +90,21 @@ def push(
     return PushResult(
         delivered=tuple(delivered), already=tuple(already), failed=tuple(failed), problems=(*unreadable, *problems)
     )
+
+
+class _Pace:
+    """How far it is, how fast, and how long that will take."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._begun = total, time.monotonic()
+
+    def at(self, number: int) -> str:
+        spent_s = time.monotonic() - self._begun
+        if spent_s < _SOON_S or number in (0, self._total):
+            return f"{number}/{self._total}"
+        left_s = (self._total - number) * spent_s / number
+        left = f"{left_s / 60:.0f} min" if left_s >= 90 else f"{left_s:.0f} s"
+        return f"{number}/{self._total}, {number / spent_s:.1f}/s, {left} left:"
 
 
 def unfinished(sink: MlflowSink, session: str | None) -> list[tuple[str, str]]:

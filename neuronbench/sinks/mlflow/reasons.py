@@ -21,9 +21,38 @@ _LOGIN: Final = (
 )
 
 
+_STATUS: Final = re.compile(
+    r"\berror code (\d{3})\b|\b(\d{3}) (?:Client|Server) Error\b|too many (\d{3}) error responses"
+)
+_PASSING: Final = frozenset({408, 425, 429, 502, 503, 504})
+"""What proxies and servers say that are overloaded, or on their way down or up."""
+_SOMEBODY: Final = ("Read timed out", "Connection aborted", "ConnectionReset", "RemoteDisconnected")
+"""The connection was taken, and then came nothing, or its end."""
+_EXHAUSTED: Final = ("QueuePool limit", "too many clients already", "remaining connection slots")
+"""A server that has run out of connections to its database calls that a bad request."""
+
+
+def http_status(uri: str, error: BaseException) -> int:
+    """The HTTP status that an error tells of, 0 when it tells of none."""
+    found = _STATUS.search(str(error)) if _by_http(uri) else None
+    return int(next(filter(None, found.groups()))) if found else 0
+
+
+def busy(uri: str, error: BaseException) -> bool:
+    """Whether somebody is there who cannot answer now."""
+    text = str(error)
+    return _by_http(uri) and (
+        http_status(uri, error) in _PASSING or any(sign in text for sign in (*_SOMEBODY, *_EXHAUSTED))
+    )
+
+
 def unreachable(uri: str, error: BaseException | None) -> bool:
-    """Whether the network is to blame: then each further try would wait in vain."""
-    if not _by_http(uri):
+    """Whether nobody answers, or only to say "not now": then each further try at once would be in vain."""
+    if error is None or not _by_http(uri):
+        return False
+    if busy(uri, error):
+        return True
+    if http_status(uri, error):
         return False
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -40,8 +69,8 @@ def unreachable(uri: str, error: BaseException | None) -> bool:
 
 def refused(uri: str, error: BaseException) -> int:
     """401 when the server does not know who asks, 403 when that one may not, else 0."""
-    found = re.search(r"\berror code (401|403)\b|\b(401|403) Client Error\b", str(error)) if _by_http(uri) else None
-    return int(found[1] or found[2]) if found else 0
+    found = http_status(uri, error)
+    return found if found in (401, 403) else 0
 
 
 def reason(uri: str, error: BaseException, *, waited_s: float, database: object = None) -> str:
@@ -58,6 +87,9 @@ def reason(uri: str, error: BaseException, *, waited_s: float, database: object 
             f"{where}: this user may not do that (403): ask for EDIT on the experiments neuronbench/* there, "
             "and for the right to create experiments; then: neuronbench push"
         )
+    said = http_status(uri, error)
+    if said in _PASSING:
+        return f"{where}: is there, and says that it cannot answer now ({said})"
     if unreachable(uri, error):
         for sign, meaning in _NETWORK:
             if sign in text:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from neuronbench.model import Record
 from neuronbench.receipts import Receipt, ReceiptError, ReceiptStore, SessionManifest
 from neuronbench.sinks.mlflow import artifacts, claims, inputs, mapping, notes, series, span_traces, traces
-from neuronbench.sinks.mlflow.gateway import Gateway
+from neuronbench.sinks.mlflow.gateway import Gateway, Unavailable
 
 if TYPE_CHECKING:
     import pyarrow
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 PARENT_TAG: Final = "nb.session.lane"
+DIGEST_TAG: Final = "nb.receipt.digest"
 _TRIES: Final = 3
 
 
@@ -30,6 +31,10 @@ class Writer:
         self.store = store
         self.trace_limit = trace_limit
         self._parents: dict[tuple[str, str], str] = {}
+        self._begun: set[tuple[str, str]] = set()
+        """Sessions and lanes of which MLflow had nothing before: what is looked for there is hardly there."""
+        self._tried: set[str] = set()
+        """Receipts that were begun and not ended: of those there may be something."""
         self._manifests: dict[str, SessionManifest | None] = {}
 
     def manifest(self, session: str) -> SessionManifest | None:
@@ -47,21 +52,44 @@ class Writer:
         record = receipt.record
         experiment = self.gateway.experiment(client, record.point.lane)
         stowed = artifacts.plan(receipt)
+        self.parent(client, record.session, record.point.lane, record)
+        fresh = (record.session, record.point.lane) in self._begun and record.receipt_id not in self._tried
+        self._tried.add(record.receipt_id)
         for more in range(_TRIES - 1, -1, -1):
             run, ours = claims.claim(
                 client, experiment, "nb.receipt", record.receipt_id, wait_s=self.gateway.rival_s,
-                make=lambda: self._make(client, experiment, receipt, stowed),
+                make=lambda: self._make(client, experiment, receipt, stowed), fresh=fresh,
             )  # fmt: skip
+            fresh = False
             run_id: str = run.info.run_id
+            self._same(client, run, receipt, stowed)
             if not ours:
                 break
             try:
-                self._fill(client, experiment, run_id, receipt, stowed)
+                self._fill(client, experiment, run, receipt, stowed)
                 break
             except Exception as error:
                 if not more or self.gateway.unreachable(error) or not claims.is_gone(client, run_id):
                     raise  # else somebody waited for us in vain and has made another
+        self._tried.discard(record.receipt_id)
         return run_id, not ours
+
+    def _same(self, client: MlflowClient, run: Run, receipt: Receipt, stowed: list[artifacts.Stowed]) -> None:
+        """Raise `Unavailable` when the run is that of another receipt, whose session and name are by chance the same.
+
+        Two boxes that began in one second may have drawn the same session id; taking the one for delivered because
+        the other is there would lose it.
+        """
+        there = run.data.tags.get(DIGEST_TAG, "")
+        if there in ("", artifacts.digest(receipt, stowed)):
+            return
+        if not claims.is_open(run) and artifacts.same_record(client, run.info.run_id, stowed):
+            return  # laid out by another release of neuronbench
+        where = run.data.tags.get("mlflow.user", "")
+        raise Unavailable(
+            f"run {run.info.run_id} in MLflow{f' (of {where})' if where else ''} is of another receipt with the same "
+            f"session and name; rename the folder of session {receipt.record.session} here, or delete that run"
+        )
 
     def _make(self, client: MlflowClient, experiment: str, receipt: Receipt, stowed: list[artifacts.Stowed]) -> Run:
         record = receipt.record
@@ -75,16 +103,16 @@ class Writer:
             tags={
                 **mapping.tags(record, fingerprint=receipt.fingerprint, manifest=manifest, left_out=left_out),
                 **claims.writer_tag(),
-                "nb.receipt.digest": artifacts.digest(receipt, stowed),
+                DIGEST_TAG: artifacts.digest(receipt, stowed),
                 "mlflow.parentRunId": self.parent(client, record.session, record.point.lane, record),
                 "mlflow.note.content": notes.note(record, receipt=receipt.path, manifest=manifest),
             },
         )
 
     def _fill(
-        self, client: MlflowClient, experiment: str, run_id: str, receipt: Receipt, stowed: list[artifacts.Stowed]
+        self, client: MlflowClient, experiment: str, run: Run, receipt: Receipt, stowed: list[artifacts.Stowed]
     ) -> None:
-        record = receipt.record
+        record, run_id = receipt.record, str(run.info.run_id)
         _, end_ms = mapping.times(record)
         metrics, _ = mapping.choose(record.metrics.values())
         log(client, run_id, metrics=metrics, params=mapping.params(record), at_ms=end_ms)
@@ -92,7 +120,7 @@ class Writer:
         table, problem = artifacts.requests_table(receipt)
         steps, strange = series.steps_tables(receipt)
         with tempfile.TemporaryDirectory(prefix="nb-mlflow-") as scratch:
-            problems = artifacts.send(client, run_id, receipt, stowed, table, steps, Path(scratch))
+            problems = artifacts.send(self.gateway.artifacts(run), receipt, stowed, table, steps, Path(scratch))
         problems += [each for each in (problem, *strange) if each]
         series.write(client, run_id, record, steps, end_ms=end_ms)
         if self.trace_limit > 0:
@@ -106,13 +134,14 @@ class Writer:
     ) -> list[str]:
         """Traces are worth less than the run: what goes wrong with them is said on the run, unless nobody answers."""
         try:
-            count = 0
-            for rows, kind in ((table, traces), (span_traces.table_of(receipt), span_traces)):
-                if rows is not None:
-                    count += kind.write(
-                        self.gateway.uri, experiment, run_id, receipt.record, rows,
-                        fingerprint=receipt.fingerprint, limit=self.trace_limit,
-                    )  # fmt: skip
+            for more in range(self.gateway.patience.retries, -1, -1):
+                try:
+                    count = self._write_traces(experiment, run_id, receipt, table)
+                    break
+                except NotImplementedError:
+                    if not more:
+                        raise
+                    traces.forget_server_version()
         except Exception as error:
             if self.gateway.unreachable(error):
                 raise
@@ -120,6 +149,16 @@ class Writer:
         if count:
             client.set_tag(run_id, "nb.traces", str(count))
         return []
+
+    def _write_traces(self, experiment: str, run_id: str, receipt: Receipt, table: pyarrow.Table | None) -> int:
+        count = 0
+        for rows, kind in ((table, traces), (span_traces.table_of(receipt), span_traces)):
+            if rows is not None:
+                count += kind.write(
+                    self.gateway.uri, experiment, run_id, receipt.record, rows,
+                    fingerprint=receipt.fingerprint, limit=self.trace_limit,
+                )  # fmt: skip
+        return count
 
     # -- the parent ---------------------------------------------------------------------------------------------------
 
@@ -131,6 +170,7 @@ class Writer:
             value = f"{session} {lane}"
             found = claims.runs(client, experiment, PARENT_TAG, value)
             if not found:
+                self._begun.add(key)
                 mine = self._begin(client, experiment, session, lane, record)
                 found = claims.runs(client, experiment, PARENT_TAG, value)
                 if found[0].info.run_id != mine:  # another host began it at the same time

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +16,8 @@ from neuronbench.sinks.mlflow.revalidate import revalidate
 from neuronbench.sinks.mlflow.runs import Writer
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
     from neuronbench.config import Settings
 
 NAME: Final = "mlflow"
@@ -32,9 +36,16 @@ class MlflowSink:
 
     name = NAME
 
-    def __init__(self, settings: Settings, *, uri: str | None = None, patience: Patience = LIVE) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        uri: str | None = None,
+        patience: Patience = LIVE,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self.store = ReceiptStore(settings.receipts_dir)
-        self.gateway = Gateway(settings, uri=settings.mlflow_uri if uri is None else uri, patience=patience)
+        self.gateway = Gateway(settings, uri=settings.mlflow_uri if uri is None else uri, patience=patience, say=say)
         self.writer = Writer(self.gateway, self.store, trace_limit=settings.traces)
         self._touched: dict[tuple[str, str], None] = {}
         """Sessions and lanes that have new runs."""
@@ -64,8 +75,7 @@ class MlflowSink:
             target = self._target()
             if before is not None and before.state == "delivered" and before.target == target and target:
                 return Delivery(state="delivered", reference=before.reference), True
-            with self.gateway.open() as client:
-                run_id, already = self.writer.write(client, receipt)
+            run_id, already = self.gateway.call(lambda client: self.writer.write(client, receipt))
             target = self._target()
         except Unavailable as error:
             self.store.mark(folder, NAME, state="pending", reason=str(error), target=target)
@@ -102,9 +112,7 @@ class MlflowSink:
             try:
                 if not over and self._still_runs(session):
                     continue  # its own process will
-                with self.gateway.open() as client:
-                    summary.finish(client, self.writer, session, lane, over=over)
-                    revalidate(client, self.store, NAME, self._target(), session)
+                self.gateway.call(partial(self._finish, session, lane, over=over))
                 self.store.mark(
                     self.store.root / session, session_marker(lane), state="delivered",
                     reference=lane, target=self._target(),
@@ -114,10 +122,13 @@ class MlflowSink:
                 problems.append(f"{session} {lane}: {error}")
         return problems
 
+    def _finish(self, session: str, lane: str, client: MlflowClient, *, over: bool) -> None:
+        summary.finish(client, self.writer, session, lane, over=over)
+        revalidate(client, self.store, NAME, self._target(), session)
+
     def revalidate(self, session: str | None) -> None:
         """Say of runs, of one session or of all, what accuracy records have shown since. Raises what MLflow does."""
-        with self.gateway.open() as client:
-            revalidate(client, self.store, NAME, self._target(), session)
+        self.gateway.call(lambda client: revalidate(client, self.store, NAME, self._target(), session))
 
     def _still_runs(self, session: str) -> bool:
         try:

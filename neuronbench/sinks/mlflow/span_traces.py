@@ -14,7 +14,7 @@ from neuronbench import spans
 from neuronbench.model import Json, Record
 from neuronbench.receipts import Receipt
 from neuronbench.sinks.mlflow.mapping import times
-from neuronbench.sinks.mlflow.traces import Sample, pick
+from neuronbench.sinks.mlflow.traces import Sample, pick, request_id
 
 if TYPE_CHECKING:
     import pyarrow
@@ -80,7 +80,7 @@ def _info(
         response_preview=_text(f"failed: {whole.failure}" if whole.failure else whole.details.get("output", ""))[
             :PREVIEW
         ],
-        client_request_id=f"{record.receipt_id}/{whole.name}/{whole.trace}"[:250],
+        client_request_id=request_id(f"{record.receipt_id}/{whole.name}/{whole.trace}"),
         trace_metadata={"mlflow.sourceRun": run_id, "mlflow.trace_schema.version": "3"},
         tags={
             "mlflow.traceName": f"{whole.name} {whole.trace}",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow
     from mlflow.entities import Span, TraceInfo
 
+REQUEST_ID_LIMIT: Final = 50
 DETAILS: Final = (
     "request_id", "http_status", "failure", "error", "input_tokens", "output_tokens", "chunks", "ttft_ms", "tpot_ms",
     "e2e_ms", "client_lag_ms", "scheduled_ns", "sent_ns", "first_output_ns", "last_output_ns", "end_ns",
@@ -101,6 +102,26 @@ def wall_offset_ns(record: Record, requests: Requests) -> tuple[int, str]:
     return times(record)[1] * 1_000_000 - last_ns, "aligned to the end of the record, for want of an epoch"
 
 
+def forget_server_version() -> None:
+    """Let MLflow's client ask for the server's version again.
+
+    It asks once, for 3 s at most, and keeps what came of it: after one lost answer of a busy server it would refuse to
+    store spans for as long as this process lives.
+    """
+    from mlflow.store.tracking.rest_store import RestStore
+
+    forget = getattr(RestStore._get_server_version, "cache_clear", None)
+    if forget is not None:
+        forget()
+
+
+def request_id(text: str) -> str:
+    """Cut in front to what MLflow's column holds: SQLite takes more, PostgreSQL would refuse the whole trace."""
+    if len(text) <= REQUEST_ID_LIMIT:
+        return text
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest() + "-" + text[9 - REQUEST_ID_LIMIT :]
+
+
 def _gaps(requests: Requests, row: int) -> Sequence[float]:
     if not requests.icl_start.size:
         return ()
@@ -158,7 +179,7 @@ class _Trace:
             state=TraceState.ERROR if self.failed else TraceState.OK,
             request_preview=f"request {self.number}" + (f", {asked} input tokens" if asked is not None else ""),
             response_preview=self.outcome[:500],
-            client_request_id=f"{self.record.receipt_id}/{self.number}"[:250],
+            client_request_id=request_id(f"{self.record.receipt_id}/{self.number}"),
             trace_metadata=metadata,
             tags={
                 "mlflow.traceName": f"request {self.number}",
