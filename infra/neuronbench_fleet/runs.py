@@ -147,10 +147,11 @@ def runs_of(aws: Aws, deployment: Deployment, fleet: str) -> list[str]:
 def find_run(aws: Aws, store: Blobs, deployment: Deployment, named: str) -> Asked:
     """The run of that id, or the latest of the fleet of that name. Raises `FleetError` when there is neither."""
     asked = read_asked(store, named)
-    for run in [] if asked is not None else reversed(runs_of(aws, deployment, named)):
-        asked = read_asked(store, run)
-        if asked is not None:
-            break
+    if asked is None:
+        tagged = {box.run for box in boxes.list_boxes(aws, deployment.name, named)} - {""}  # runs may have any name
+        latest = runs_of(aws, deployment, named)[-1:]
+        found = [one for run in {*tagged, *latest} if (one := read_asked(store, run)) is not None]
+        asked = max(found, key=lambda one: one.asked_at, default=None)
     if asked is None:
         raise FleetError(
             f"there is no run {named!r} in {store.url}, and no run of a fleet of that name", kind="not_found",
@@ -255,7 +256,7 @@ def exit_status(finished: Mapping[str, Any]) -> int:
 
 def pause(aws: Aws, seconds: float) -> None:
     """Wait between two looks; never so short that looking is all that is done."""
-    time.sleep(max(0.05, aws.pace.shortened(seconds)))
+    time.sleep(max(0.2, aws.pace.shortened(seconds)))
 
 
 def _await_online(aws: Aws, box: Box, progress: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""A project with benchmarks as a user has one: a git checkout, three points on the fake backend, each held by a gate."""
+"""A project as a user has one: a git checkout, and three points on the fake backend, each held by a gate."""
 
 from __future__ import annotations
 

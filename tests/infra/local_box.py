@@ -101,6 +101,8 @@ class Metadata:
 
     def __init__(self) -> None:
         self.action: dict[str, str] | None = None
+        self.expires = ""
+        """The box's tag `neuronbench:expires`, where its tags can be read."""
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -112,6 +114,8 @@ class Metadata:
                     return self._send(401, "")
                 if self.path.endswith("/spot/instance-action") and outer.action is not None:
                     return self._send(200, json.dumps(outer.action))
+                if self.path.endswith("/tags/instance/neuronbench:expires") and outer.expires:
+                    return self._send(200, outer.expires)
                 return self._send(404, "")
 
             def _send(self, status: int, text: str) -> None:
@@ -227,10 +231,13 @@ class Boxes:
     def __init__(self, aws: StandIn, folder: Path, environ: dict[str, str]) -> None:
         self.aws, self.folder, self.environ = aws, folder, environ
         self.metadata = Metadata()
+        self.on_shutdown: dict[str, str] = {}
+        """Instance → what `shutdown` on it does, as set by ModifyInstanceAttribute (which moto does not keep)."""
         self._boxes: dict[str, LocalBox] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         aws.on_command(lambda command: self[command.instance].execute(command))
+        aws.after("ec2", "ModifyInstanceAttribute", self._attribute, times=None)
         aws.after("ec2", "StopInstances", self._stopped, times=None)
         aws.after("ec2", "TerminateInstances", self._stopped, times=None)
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -245,6 +252,12 @@ class Boxes:
     def __iter__(self) -> Iterator[LocalBox]:
         return iter(list(self._boxes.values()))
 
+    def stop(self, instance: str, *, pulled: bool = False, terminate: bool = False) -> None:
+        """As EC2 stops or takes away an instance by itself."""
+        self[instance].power_off(pulled=pulled)
+        ec2 = self.aws.client("ec2")
+        (ec2.terminate_instances if terminate else ec2.stop_instances)(InstanceIds=[instance])
+
     def start(self, instance: str) -> None:
         self.aws.client("ec2").start_instances(InstanceIds=[instance])
         self[instance].power_on()
@@ -255,6 +268,11 @@ class Boxes:
         for box in self:
             box.power_off(pulled=True)
         self.metadata.close()
+
+    def _attribute(self, request: Request) -> None:
+        told = request.parameters.get("InstanceInitiatedShutdownBehavior.Value")
+        if told:
+            self.on_shutdown[str(request.parameters["InstanceId"])] = str(told)
 
     def _stopped(self, request: Request) -> None:
         for instance in request.listed("InstanceId"):
@@ -267,9 +285,6 @@ class Boxes:
             for instance, box in list(self._boxes.items()):
                 if box.running and (box.root / "shutdown-asked").exists():
                     box.power_off()
-                    ec2 = self.aws.client("ec2")
-                    told = ec2.describe_instance_attribute(
-                        InstanceId=instance, Attribute="instanceInitiatedShutdownBehavior"
-                    )["InstanceInitiatedShutdownBehavior"]["Value"]
+                    ec2, told = self.aws.client("ec2"), self.on_shutdown.get(instance, "stop")
                     end = ec2.terminate_instances if told == "terminate" else ec2.stop_instances
                     end(InstanceIds=[instance])

@@ -201,7 +201,7 @@ class Agent:
                 if share >= step > self._warned:
                     self._warned = step
                     self.event("cost", text=f"{usd:.2f} USD of {self.order.max_usd:g} are spent", usd=round(usd, 4))
-        return self.spot.notice or self.limits.reached(hours=self.hours, usd=usd)
+        return self.spot.notice or self.limits.reached(hours=self.hours, usd=usd, expires=self.spot.expires)
 
     def _going_down(self, text: str) -> int:
         """Send what there is while the box lasts."""
@@ -339,17 +339,21 @@ def main(arguments: Sequence[str] | None = None, *, connect: Callable[[Order], B
     if lock is None:
         print(f"another agent works on {order.run}", flush=True)
         return 0
-    if state.read("done"):
-        print(f"{order.run} is over", flush=True)
-        return 0
-    agent = Agent(state, order, connect(order))
+    with lock:
+        if state.read("done"):
+            print(f"{order.run} is over", flush=True)
+            return 0
+        agent = Agent(state, order, connect(order))
 
-    def asked(signum: int, frame: FrameType | None) -> None:
-        agent.asked.set()
+        def asked(signum: int, frame: FrameType | None) -> None:
+            agent.asked.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, asked)
-    return agent.run()
+        before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        try:
+            return agent.run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 if __name__ == "__main__":

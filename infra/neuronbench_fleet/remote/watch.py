@@ -29,11 +29,14 @@ class Notice:
 
 
 class SpotWatch:
-    """Asks the metadata service (IMDSv2) every few seconds whether the box will be taken away."""
+    """Asks the metadata service (IMDSv2) every few seconds whether the box will be taken away, and until when it may
+    run: the tag `neuronbench:expires` can be moved while it does."""
 
     def __init__(self, *, every_s: float = EVERY_S) -> None:
         self.base = os.environ.get("NEURONBENCH_IMDS", IMDS).rstrip("/")
         self.notice: Notice | None = None
+        self.expires = ""
+        """What the tag says; empty where it cannot be read."""
         self._every_s = every_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._go, name="spot-watch", daemon=True)
@@ -47,19 +50,29 @@ class SpotWatch:
     def _go(self) -> None:
         while not self._stopped.is_set() and self.notice is None:
             self.notice = self.ask()
+            self.expires = self._tag("neuronbench:expires") or self.expires
             self._stopped.wait(self._every_s)
 
     def ask(self) -> Notice | None:
         """The notice, if there is one. None also where there is no such service: that is no cloud's box."""
         try:
-            token = self._call("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "300"})
-            told = json.loads(
-                self._call("GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
-            )
+            told = json.loads(self._get("spot/instance-action"))
             action, at = str(told["action"]), str(told.get("time", ""))
         except (OSError, ValueError, KeyError, TypeError):  # 404: no notice
             return None
         return Notice(kind="spot", text=f"the spot box is taken away ({action}) at {at or 'any moment'}")
+
+    def _tag(self, name: str) -> str:
+        try:
+            found = self._get(f"tags/instance/{name}").strip()
+            datetime.fromisoformat(found.replace("Z", "+00:00"))
+        except (OSError, ValueError):
+            return ""
+        return found
+
+    def _get(self, path: str) -> str:
+        token = self._call("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "300"})
+        return self._call("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": token})
 
     def _call(self, method: str, path: str, headers: dict[str, str]) -> str:
         request = urllib.request.Request(self.base + path, method=method, headers=headers)
@@ -77,15 +90,18 @@ class Limits:
     max_usd: float | None = None
     expires: str = ""
 
-    def reached(self, *, hours: float, usd: float | None, now: datetime | None = None) -> Notice | None:
-        """The first limit that is reached; None while there is none."""
+    def reached(
+        self, *, hours: float, usd: float | None, expires: str = "", now: datetime | None = None
+    ) -> Notice | None:
+        """The first limit that is reached; None while there is none. `expires`: what holds now instead of ours."""
         now = now or datetime.now(UTC)
         if self.max_hours is not None and hours >= self.max_hours:
             return Notice(kind="limit", text=f"the run has taken {hours:.2f} hours of {self.max_hours:g} that it may")
         if self.max_usd is not None and usd is not None and usd >= self.max_usd:
             return Notice(kind="limit", text=f"the run has cost {usd:.2f} USD of {self.max_usd:g} that it may")
-        if self.expires:
-            left_s = (datetime.fromisoformat(self.expires.replace("Z", "+00:00")) - now).total_seconds()
+        expires = expires or self.expires
+        if expires:
+            left_s = (datetime.fromisoformat(expires.replace("Z", "+00:00")) - now).total_seconds()
             if left_s <= MARGIN_S:
-                return Notice(kind="expiry", text=f"the box has to be gone at {self.expires}, in {left_s / 60:.0f} min")
+                return Notice(kind="expiry", text=f"the box has to be gone at {expires}, in {left_s / 60:.0f} min")
         return None

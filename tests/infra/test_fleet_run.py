@@ -1,0 +1,296 @@
+"""`fleet run` with the real script, agent and pytest on local boxes: nothing lost, nothing repeated, nothing left."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aws_stand_in import DROPPED, LOST, THROTTLED, Deployed, Request, StandIn
+from aws_wire import Answer
+from fleet_project import Gates, project
+from local_box import Boxes, until
+from neuronbench_fleet import following
+from neuronbench_fleet.aws import Aws
+
+from neuronbench.cli import main
+from neuronbench.model import Outcome
+from neuronbench.receipts import ReceiptStore
+from neuronbench.sinks.contents import contents
+
+
+class Desk(threading.Thread):
+    """A command in a thread, so that the test can act meanwhile."""
+
+    def __init__(self, *arguments: str) -> None:
+        super().__init__(daemon=True)
+        self.arguments, self.status = arguments, -1
+        self.start()
+
+    def run(self) -> None:
+        self.status = main(list(self.arguments))
+
+    def wait(self) -> int:
+        self.join(90)
+        assert not self.is_alive(), f"{self.arguments} does not end"
+        return self.status
+
+
+class Lab:
+    """A fleet of local boxes, a project on the desk, and the command."""
+
+    def __init__(self, aws: StandIn, lab: Deployed, boxes: Boxes, root: Path, gates: Gates) -> None:
+        self.aws, self.lab, self.boxes, self.root, self.gates = aws, lab, boxes, root, gates
+
+    def box(self, *, usd_per_hour: str = "10 2026-11-30 test", **tags: str) -> str:
+        """An instance as `fleet up` leaves it."""
+        told = {
+            "deployment": "lab", "fleet": "night", "kind": "inf2", "purchase": "spot", "usd_per_hour": usd_per_hour,
+            "expires": (dt.datetime.now(dt.UTC) + dt.timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:%SZ"), **tags,
+        }  # fmt: skip
+        made = self.aws.client("ec2").run_instances(
+            ImageId="ami-12c6146b", InstanceType="inf2.xlarge", MinCount=1, MaxCount=1,
+            SubnetId=self.lab.subnets["us-west-2a"],
+            TagSpecifications=[
+                {
+                    "ResourceType": "instance",
+                    "Tags": [{"Key": f"neuronbench:{name}", "Value": value} for name, value in told.items()],
+                }
+            ],
+        )  # fmt: skip
+        return str(made["Instances"][0]["InstanceId"])
+
+    def command(self, *words: str, **options: str) -> tuple[str, ...]:
+        given = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+        return ("--root", str(self.root), "fleet", *words, *given)
+
+    def run(self, *arguments: str, run: str = "", extra: tuple[str, ...] = ()) -> Desk:
+        named = ("--run", run) if run else ()
+        own = ("--setup", "true", "--python", sys.executable, *named, *extra)
+        return Desk(*self.command("run", "night", *own), *(("--", *arguments) if arguments else ()))
+
+    def receipts(self, root: Path) -> dict[str, object]:
+        """Id → files of every receipt below a data root."""
+        store = ReceiptStore(root / "receipts")
+        return {header.receipt_id: contents(header.path) for header in store.headers()}
+
+    def measured(self) -> list[str]:
+        """Points of which this desk has a good receipt, in any order."""
+        store = ReceiptStore(self.root / "mlruns" / "receipts")
+        return sorted(header.point_id for header in store.headers(outcome=Outcome.OK))
+
+
+def cut_short(aws: StandIn) -> Callable[[Request], Answer]:
+    """The object arrives without its end, and the service says that all is well."""
+
+    def act(request: Request) -> Answer:
+        told = request.parameters
+        aws.client("s3").put_object(Bucket=told["Bucket"], Key=told["Key"], Body=request.body[: len(request.body) // 2])
+        return Answer(status=200)
+
+    return act
+
+
+ARGS = ("benchmarks", "-m", "fake")
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Gates:
+    return Gates(tmp_path / "gates")
+
+
+@pytest.fixture
+def fleet(aws: StandIn, lab: Deployed, tmp_path: Path, gates: Gates, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    monkeypatch.setenv("NEURONBENCH_PLUGINS", "fleet")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    environ = {
+        **aws.environment(),
+        "TINY_GATES": str(gates.folder),
+        "NEURONBENCH_AGENT_PACE": "0.1",
+        "NEURONBENCH_PLUGINS": "fleet",
+    }
+    boxes = Boxes(aws, tmp_path / "boxes", environ)
+    try:
+        yield Lab(aws, lab, boxes, project(tmp_path / "project"), gates)
+    finally:
+        boxes.close()
+
+
+def test_a_run_through_faults_from_its_start_to_its_end(fleet: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+    """Throttling, lost answers, a cut upload, a killed agent, a store that is away, a stopped box, a killed desk."""
+    aws, gates = fleet.aws, fleet.gates
+    id_ = fleet.box()
+    box = fleet.boxes[id_]
+
+    # -- the desk: throttled, the answer to SendCommand lost (so it is sent twice), the code cut short on its way up
+    aws.fault("ssm", "SendCommand", THROTTLED, times=2)
+    aws.fault("ssm", "SendCommand", LOST)
+    aws.before("s3", "PutObject", cut_short(aws))
+    gates.open(1)
+    desk = fleet.run(*ARGS, run="r1", extra=("--after", "terminate"))
+    until(lambda: gates.begun[-1:] == [2], "point 2 is begun")
+    until(lambda: fleet.measured() == ["custom.tiny-fake-n=1"], "the receipt of point 1 comes home while point 2 runs")
+    assert box.commands >= 2
+    assert box.kinds("r1").count("boot") == 1  # sent twice, started once
+    assert fleet.run(*ARGS, run="r2").wait() == 1
+    assert "another run is on its way" in capfd.readouterr().err
+
+    # -- the agent is killed: pytest ends with it, the record is closed, the unit starts it again; point 1 is cached
+    box.kill_agent()
+    until(lambda: gates.begun == [1, 2, 2], "point 2 is begun again")
+
+    # -- the store is away: the point ends, its receipt stays on the disk, and goes when the store is back
+    away = aws.fault("s3", "PutObject", DROPPED, times=None)
+    gates.open(2)
+    until(lambda: gates.begun[-1:] == [3], "point 3 is begun")
+    until(lambda: "trouble" in box.kinds("r1") and away.fired > 2, "the agent meets the trouble")
+    assert not [receipt for receipt in fleet.measured() if receipt.endswith("n=2")]
+    aws.rules.remove(away)
+    until(lambda: "custom.tiny-fake-n=2" in fleet.measured(), "the receipt of point 2 comes home")
+
+    # -- the box is stopped in the middle of point 3, and started again
+    fleet.boxes.stop(id_)
+    assert box.processes() == []
+    assert desk.wait() == 7
+    said = capfd.readouterr()
+    assert f"{id_} is stopped" in said.err
+    assert "neuronbench fleet run night --run r1" in said.err
+    fleet.boxes.start(id_)
+    until(lambda: gates.begun == [1, 2, 2, 3, 3], "point 3 is begun again, by the unit alone")
+
+    # -- a desk of its own process is killed; another one watches to the end
+    other = subprocess.Popen(
+        [sys.executable, "-m", "neuronbench", *fleet.command("run", "night", "--run", "r1")], cwd=fleet.root,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    until(lambda: box.commands >= 4, "the other desk has sent its command")
+    other.kill()
+    other.wait()
+    last = Desk(*fleet.command("run", "night", "--run", "r1"))
+    until(lambda: box.commands >= 5, "the last desk has sent its command")
+    gates.open(3)
+    assert last.wait() == 0
+
+    # -- nothing is lost, nothing repeated, nothing left
+    assert gates.ended == [1, 2, 3]
+    assert fleet.measured() == [f"custom.tiny-fake-n={n}" for n in (1, 2, 3)]
+    until(lambda: [one["State"]["Name"] for one in aws.instances()] == ["terminated"], "the box ends itself")
+    assert box.processes() == []
+    here, there = fleet.receipts(fleet.root / "mlruns"), fleet.receipts(box.state("r1") / "mlruns")
+    assert here == there
+    store = ReceiptStore(fleet.root / "mlruns" / "receipts")
+    outcomes = sorted(header.outcome.value for header in store.headers(kind="point"))
+    assert outcomes == ["cached"] * 3 + ["interrupted"] * 2 + ["ok"] * 3
+    assert all(store.manifest(session).planned for session in store.sessions())
+    code = json.loads(box.state("r1").joinpath("run.json").read_text())["environment"]["NEURONBENCH_CODE_SHA256"]
+    facts = [receipt.record.environment.facts for receipt in store.iter(outcome=Outcome.OK)]
+    assert {(fact["code.sha256"], fact["env.NEURONBENCH_RUN"], fact["git.dirty"]) for fact in facts} == {
+        (code, "r1", True)
+    }
+    assert {"DeleteObject", "DeleteObjects", "CopyObject"}.isdisjoint(aws.operations("s3"))
+    writes = [request.parameters for request in aws.requests if request.operation == "PutObject"]
+    assert all(write.get("IfNoneMatch") == "*" for write in writes)
+
+    # -- what was printed is in the bucket, in order and once
+    capfd.readouterr()
+    assert main(list(fleet.command("logs", "night"))) == 0
+    told = capfd.readouterr().out
+    assert [told.count(f"point {n} waits") for n in (1, 2, 3)] == [1, 2, 2]
+    assert "finished: exit status 0" in told
+    assert main(list(fleet.command("pull", "r1", "--json"))) == 0
+    assert len(json.loads(capfd.readouterr().out)["kept"]) == len(here)
+
+
+def test_a_spot_box_that_is_taken_away_and_another_that_goes_on(fleet: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+    aws, gates = fleet.aws, fleet.gates
+    first = fleet.box()
+    gates.open(1)
+    desk = fleet.run(*ARGS, run="r1")
+    until(lambda: gates.begun[-1:] == [2], "point 2 is begun")
+    fleet.boxes.metadata.action = {"action": "terminate", "time": "2026-11-30T04:15:00Z"}
+    until(lambda: "suspended" in fleet.boxes[first].kinds("r1"), "the agent has heard of it")
+    until(lambda: fleet.boxes[first].processes() == [], "the agent has sent everything and ended")
+    fleet.boxes.stop(first, pulled=True, terminate=True)
+    assert desk.wait() == 7
+    said = capfd.readouterr()
+    assert "the spot box is taken away (terminate)" in said.out
+    assert f"{first} is terminated" in said.err
+    store = ReceiptStore(fleet.root / "mlruns" / "receipts")
+    assert [header.outcome.value for header in store.headers()] == ["ok", "interrupted"]
+
+    fleet.boxes.metadata.action = None
+    second = fleet.box()
+    gates.open(2, 3)
+    gates.fail(3)
+    assert Desk(*fleet.command("run", "night", "--run", "r1")).wait() == 1
+    assert "receipts of the run were fetched" in capfd.readouterr().out
+    assert gates.ended == [1, 2]
+    assert gates.begun == [1, 2, 2, 3]
+    events = fleet.boxes[second].events("r1")
+    assert events[-1]["hours"] > fleet.boxes[first].events("r1")[-1].get("hours", 0.0)
+    assert fleet.receipts(fleet.root / "mlruns") == fleet.receipts(fleet.boxes[second].state("r1") / "mlruns")
+
+    # -- a receipt that was changed in the bucket is refused by name, and the others come
+    s3, bucket = aws.client("s3"), fleet.lab.bucket
+    keys = [found["Key"] for found in s3.list_objects_v2(Bucket=bucket, Prefix="runs/r1/receipts/")["Contents"]]
+    changed = next(key for key in keys if key.endswith("--r1/files/record.json"))
+    s3.put_object(Bucket=bucket, Key=changed, Body=b"{}")
+    into = str(fleet.root.parent / "elsewhere")
+    assert main(list(fleet.command("pull", "night", into=into))) == 8
+    named = "/".join(changed.split("/")[3:5])
+    assert f"refused: {named}: " in capfd.readouterr().err
+    assert set(fleet.receipts(Path(into))) == set(fleet.receipts(fleet.root / "mlruns")) - {named}
+    fleet.boxes.stop(second, terminate=True)
+    assert fleet.boxes[second].processes() == []
+
+
+def test_code_with_a_wrong_hash_is_not_run(fleet: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+    box = fleet.box()
+
+    def change(request: Request) -> None:
+        key = next(
+            r.parameters["Key"] for r in fleet.aws.requests if str(r.parameters.get("Key", "")).startswith("code/")
+        )
+        fleet.aws.client("s3").put_object(Bucket=fleet.lab.bucket, Key=key, Body=b"something else")
+
+    fleet.aws.before("ssm", "SendCommand", change)
+    assert fleet.run(*ARGS, run="r1").wait() == 8
+    said = capfd.readouterr().err
+    assert "nothing of it was run" in said
+    assert not list((fleet.boxes[box].root / "opt" / "neuronbench").glob("*.ready"))
+    assert fleet.boxes[box].processes() == []
+
+
+def test_a_desk_that_detaches_and_a_box_whose_time_is_over(
+    fleet: Lab, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = fleet.box()
+    fleet.gates.open(1)
+
+    def ctrl_c(aws: Aws, seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(following, "pause", ctrl_c)
+        assert fleet.run(*ARGS, run="r1").wait() == 130
+    said = capfd.readouterr()
+    assert f"detached; r1 goes on on {box}" in said.err
+    until(lambda: fleet.gates.begun[-1:] == [2], "point 2 is begun, with nobody watching")
+    fleet.boxes.metadata.expires = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")  # the tag was moved
+    assert Desk(*fleet.command("run", "night", "--run", "r1")).wait() == 4
+    assert "the box has to be gone at" in capfd.readouterr().out
+    store = ReceiptStore(fleet.root / "mlruns" / "receipts")
+    assert [header.outcome.value for header in store.headers()] == ["ok", "interrupted"]
+    assert fleet.receipts(fleet.root / "mlruns") == fleet.receipts(fleet.boxes[box].state("r1") / "mlruns")
+    until(lambda: not fleet.boxes[box].processes(), "the agent has ended")
+    done = fleet.boxes[box].commands
+    assert (
+        Desk(*fleet.command("run", "night", "--run", "r1")).wait() == 4
+    )  # it is over, and asking again starts nothing
+    assert fleet.boxes[box].commands == done + 1
+    assert fleet.boxes[box].processes() == []
