@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from neuronbench_neuron import caches
 from neuronbench_neuron.caches import CompileCache, locks, places
 
 from neuronbench import cli
+from neuronbench.artifacts import ArtifactCache
 from neuronbench.caches import Locked, Shared, Stateful
 from neuronbench.protocols import Cache
 from neuronbench.testing.neuron import FakeBox
@@ -226,6 +228,55 @@ def test_a_scope_is_compiler_and_cores_and_nothing_is_guessed(tmp_path: Path) ->
             cache.files(wrong)
 
 
+def test_a_model_of_nxdi_is_of_use_to_the_same_nxdi_and_torch_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "model.pt").write_bytes(b"saved by torch")
+    (folder / "neuron_config.json").write_text("{}")
+    one = {"neuronx-cc": VERSION, "neuronx-distributed-inference": "0.5.9", "torch": "2.8.0"}
+
+    def cache(*stacks: dict[str, str]) -> CompileCache:
+        return CompileCache(tmp_path, "nxdi", core="v3-lnc2", stacks=lambda: stacks)
+
+    scope = f"neuron-nxdi/{COMPILER}+nxdi-0.5.9+torch-2.8.0/v3-lnc2"
+    assert cache(one, {"neuronx-cc": VERSION}).scope("llama") == scope  # the other stack has no NxDI
+    assert cache(one, {"neuronx-cc": VERSION}).scopes() == [scope]
+    for other in ({**one, "torch": "2.9.0"}, {**one, "neuronx-distributed-inference": "0.6.0"}):
+        assert scope not in cache(other).scopes()
+        with pytest.raises(ValueError, match="which neuronx-cc with neuronx-distributed-inference with torch made it"):
+            cache(one, other).scope("llama")
+    store = EntryStore(LocalBlobs(tmp_path / "store"))
+    assert store.put(scope, "llama", cache(one).files("llama"))[0] == "sent"
+    assert store.scopes() == [scope]
+
+
+def test_graphs_of_vllm_lie_apart_by_compiler_and_by_cores_of_one_grouping(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 64)
+    folder.mkdir()
+    (folder / "command.txt").write_text("neuronx-cc compile graph.hlo --framework XLA --target trn2 -lnc 1")
+    (folder / f"graph_{'a' * 64}.neff").write_bytes(b"n" * 40)
+    (folder / ".compilation_complete").write_text("completed:1\nneff_size:40\n")
+    cache = CompileCache(tmp_path, "vllm", core="v3-lnc2", stacks=lambda: [{"neuronx-cc": VERSION}])
+    assert cache.scope("a" * 64) == f"neuron-vllm/{COMPILER}/v3-lnc1"
+    assert cache.scopes() == [f"neuron-vllm/{COMPILER}/v3-lnc2"]  # what is grouped otherwise is not fetched
+
+
+def test_an_entry_is_one_pullers_at_a_time(tmp_path: Path) -> None:
+    cache = cache_of(tmp_path / "a")
+    key = f"{COMPILER}/MODULE_1+d41d8cd9"
+    lock = cache.reserve(key)
+    assert lock is not None
+    with lock:
+        assert cache.reserve(key) is None
+        assert cache.workshop(key) == cache.workshop(key)
+        cache.workshop(key).mkdir()
+        assert cache.entries() == []
+        assert cache.locks() == []
+    again = cache.reserve(key)
+    assert again is not None
+    again.close()
+
+
 def test_an_entry_goes_whole_and_checked_from_one_host_to_another_and_is_never_overwritten(tmp_path: Path) -> None:
     first, second = cache_of(tmp_path / "a"), cache_of(tmp_path / "b")
     folder = module(tmp_path / "a", "1", neff=b"x" * 5000)
@@ -342,6 +393,39 @@ def test_status_verify_and_clean_locks_speak_of_compile_caches(bench: Bench) -> 
     bench.run("prune", "--max-size", "1GB")
     assert caches.snapshot(bench.cache).of("failed") == ()
     assert caches.snapshot(bench.cache).of("done") == (f"{COMPILER}/MODULE_1+d41d8cd9",)
+
+
+def test_compiled_artifacts_of_neuron_are_a_hit_on_a_box_of_the_same_kind_alone(bench: Bench, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+
+    def told(target: str, core: str) -> dict[str, Any]:
+        versions = {"neuronx-cc": VERSION, "torch": "2.9"}
+        return {
+            "compiler": "neuronx-cc", "versions": versions, "target": {"target": target, "core": core, "lnc": 1},
+        }  # fmt: skip
+
+    def obtained(target: str, core: str) -> bool:
+        def compile(folder: Path) -> dict[str, Any]:
+            (folder / "main.neff").write_text("neff")
+            return {}
+
+        found = ArtifactCache(bench.root / "cache").obtain(
+            told(target, core), compile, progress=lambda text: None, deadline_s=30.0
+        )
+        found.release()
+        return found.hit
+
+    assert obtained("trn1", "v2") is False
+    status, said = bench.run("push", store)
+    assert (status, f"as artifacts/neuronx-cc-{VERSION}/v2-lnc1-trn1" in said) == (0, True)
+    shutil.rmtree(bench.root / "cache")
+    for kind, hits in (("inf2.xlarge", False), ("trn2.3xlarge", False), ("trn1.2xlarge", True)):
+        with FakeBox(kind, tmp_path / kind) as box:
+            box.venv("aws_neuronx_venv_pytorch_2_9", packages={"neuronx-cc": VERSION})
+            bench.on(box)
+            status, said = bench.run("pull", store)
+            assert (status, "1 entry fetched" in said) == (0, hits)
+    assert obtained("trn1", "v2") is True
 
 
 def test_what_was_compiled_on_one_host_is_pulled_on_another_of_its_kind_alone(bench: Bench, tmp_path: Path) -> None:
