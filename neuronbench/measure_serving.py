@@ -197,7 +197,7 @@ def _record(opened: OpenRecord, endpoint: Endpoint, reduction: Any, sampled: Tel
                     message=f"{served.get('reference')} was not to be had, and {served['note']} stood in for it",
                 )
             )
-    record.workload["client_error"], gate = client_error(settings, record.metrics)
+    record.workload["client_error"], gate = client_error(settings, record.metrics, reduction.window)
     record.gate(gate)
 
 

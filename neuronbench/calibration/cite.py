@@ -18,12 +18,18 @@ SHARE_LIMIT: Final = 0.05
 """Of the measured TTFT; above it the client is a visible part of what it measures."""
 
 
-def client_error(settings: Settings, metrics: Mapping[str, Metric]) -> tuple[dict[str, Json], Gate]:
+def client_error(
+    settings: Settings, metrics: Mapping[str, Metric], window: Mapping[str, Json] | None = None
+) -> tuple[dict[str, Json], Gate]:
     """The calibrated error of the client at about the load that `metrics` (of a serving window) show.
 
     The dictionary goes into the record's workload, the gate (`client_error`, severity `info`) among its gates. Not
-    calibrated, or a load beyond the calibration, is said and is no failure.
+    calibrated, or a load beyond the calibration, is said and is no failure. `window` is that of a `Reduction`: a load
+    that came from other hosts has no error that was calibrated on this one.
     """
+    elsewhere = [node["name"] for node in (window or {}).get("nodes", ()) if not node["same_host"]]
+    if elsewhere:
+        return _none(f"the load came from {', '.join(elsewhere)}, and a calibration is of one host", {})
 
     def value(key: str) -> float | None:
         found = metrics.get(key)

@@ -130,7 +130,17 @@ def load(
     repeats: Annotated[
         int, typer.Option(metavar="N", min=1, help="Measure so often, with other prompts each time; show the spread.")
     ] = 1,
-    processes: Annotated[int, typer.Option(metavar="N", help="Processes of the client.")] = 1,
+    processes: Annotated[int, typer.Option(metavar="N", help="Processes of the client (on each of --nodes).")] = 1,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Send the load from N nodes of the Ray cluster at RAY_ADDRESS together, on one schedule; 0: from all "
+            "that are meant for it. Where load_kept_up, client_cpu or send_lag say that one client is not enough. "
+            "Needs neuronbench[ray].",
+        ),
+    ] = None,
     deadline: Annotated[
         float | None, typer.Option(metavar="S", help="End it all after this many seconds, whatever happens.")
     ] = None,
@@ -217,11 +227,12 @@ def load(
         _only_native(
             limits=limits, processes=processes > 1, dataset=dataset, ca_file=ca_file, find_rate=find_rate,
             arrivals=special, input_tokens=workload, api=api == "responses", slo_test=slo_test, audit=audit,
+            nodes=nodes is not None,
         )  # fmt: skip
     if audit and find_rate:
         raise host.CommandError("--audit goes with one load, not with --find-rate", status=host.USAGE)
     progress = host.ProgressLine()
-    with _folder(out) as folder:
+    with _folder(out) as folder, _crew(nodes):
         try:
             if find_rate:
                 _find(job, limits, slo_percentile, max_rate, tolerance, extras, settings, folder, progress, json_file)
@@ -346,6 +357,24 @@ def _only_native(**given: Any) -> None:
             raise host.CommandError(
                 f"--{option} is for neuronbench's own client; leave --engine out", status=host.USAGE
             )
+
+
+@contextlib.contextmanager
+def _crew(nodes: int | None) -> Iterator[None]:
+    """Loads within come from so many nodes; None: from this host."""
+    from neuronbench.load import crew
+    from neuronbench.protocols import PointFailure
+
+    try:
+        found = None if nodes is None else crew.find(nodes=nodes)
+    except PointFailure as error:
+        raise host.CommandError(error.failure.message, remedy=error.failure.remedy, status=host.USAGE) from error
+    with crew.using(found):
+        try:
+            yield
+        finally:
+            if found is not None:
+                found.close()
 
 
 @contextlib.contextmanager

@@ -65,6 +65,10 @@ def show(result: Result, *, every_gate: bool = False) -> None:
     single = tables.single_rows(result.metrics)
     if single:
         host.show(host.table(("", "value", ""), single, right=("value",)))
+    nodes = tables.node_rows(result.window)
+    if nodes:
+        heads = ("node", "requests", "failed", "send lag ms p50", "p99", "CPU %", "clock offset ms", "±", "drift", "")
+        host.show(host.table(heads, nodes, right=heads[1:-1]))
     if result.slo_tests:
         host.show(host.table(("limit", "kept by", "share", "verdict", ""), tables.slo_rows(result.slo_tests)))
     if result.failures:

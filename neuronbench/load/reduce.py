@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuronbench.definitions import metric
-from neuronbench.load import records
+from neuronbench.load import nodes, records
 from neuronbench.load.apis import APIS
 from neuronbench.load.derive import derive
 from neuronbench.load.gates import client_gates, uneven
@@ -76,6 +76,7 @@ def reduce(plan: Plan, out: Path, *, drive: Drive | None, table: Path, slo: Mapp
     if opened is not None and closed is not None:
         tally = Tally(opened, closed, slo, asked, bool(plan.info["exact_output"]))
     counts = {"requests": 0, "warmup": 0, "in_window": 0}
+    by_node = nodes.of(drive)
     table.parent.mkdir(parents=True, exist_ok=True)
     errors = {(failure["worker"], failure["seq"]): failure["text"] for failure in edges.failures}
     with RequestTable(table, opened or edges.ramped or edges.started or 0, asked, errors) as writer:
@@ -88,15 +89,24 @@ def reduce(plan: Plan, out: Path, *, drive: Drive | None, table: Path, slo: Mapp
                 counts["in_window"] += int(derived.in_window.sum())
                 if tally is not None:
                     tally.add(batch, derived)
+                if by_node is not None:
+                    by_node.add(batch, derived)
     lags = Pool()
     lags.add(records.read_lags(out, edges.lag_slices) / 1e6)
     wrapped = max((int(worker.get("wrapped", 0)) for worker in drive.workers), default=0) if drive else 0
     gates = client_gates(plan, drive, edges, tally, lags, wrapped)
+    metrics, window = _metrics(plan, tally, edges, lags), _window(edges, drive, counts, tally)
+    if by_node is not None:
+        seconds = tally.seconds if tally is not None else None
+        gates += by_node.gates(plan, seconds, next((gate for gate in gates if gate.id == "send_lag"), None))
+        metrics = by_node.noted(metrics, seconds)
+        here = [edges.cpu_of.get(w, 0.0) for node in by_node.nodes if node.same_host for w in node.workers]
+        window |= {"nodes": by_node.facts(edges), "client_cpu_pct": round(100 * sum(here), 2)}
     return Reduction(
-        metrics=_metrics(plan, tally, edges, lags),
+        metrics=metrics,
         gates=gates,
         failures=dict(tally.failures) if tally else {},
-        window=_window(edges, drive, counts, tally),
+        window=window,
         slo={name: (tally.within[name], tally.scheduled - tally.within[name]) for name in slo} if tally else {},
         limits=dict(slo),
         table=table,

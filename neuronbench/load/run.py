@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import neuronbench
-from neuronbench.load.baton import AHEAD_NS
+from neuronbench.load import crew as crews
 from neuronbench.load.progress import describe
 
 if TYPE_CHECKING:
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from neuronbench.load.reduce import Reduction
     from neuronbench.protocols import Progress
 
-KEY_VARIABLE: Final = "NEURONBENCH_LOAD_API_KEY"
 COALESCE_MS: Final = 1.0
 """How long arrived data may be left unread, with the kernel's stamp on it, so that one wake-up serves many streams."""
 MOST_COALESCE_MS: Final = 5.0
@@ -31,7 +27,7 @@ _GRACE_S: Final = 15.0
 _STRAGGLER_S: Final = 3.0
 _POLL_S: Final = 0.2
 
-Status = Literal["ok", "server_gone", "all_failed", "timeout", "killed", "error"]
+Status = Literal["ok", "server_gone", "all_failed", "timeout", "killed", "error", "node_lost"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +58,8 @@ class Drive:
     """Wall time of the whole drive."""
     workers: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """`driver-<worker>.json` of each worker that ended by itself."""
+    nodes: Sequence[crews.Node] = ()
+    """Where the workers ran; none where that was this host alone."""
 
     @property
     def coalesce_ms(self) -> float:
@@ -90,21 +88,28 @@ def drive(
     stamps: bool = True,
     coalesce_ms: float = COALESCE_MS,
     log: Path | None = None,
+    crew: crews.Crew | None = None,
 ) -> Drive:
     """Drive `plan` against `base_url` in `processes` processes and wait for them.
 
     `out` must be new or empty; it is given the spill files. `spawn` has the signature of `neuronbench.processes.spawn`.
+    `crew` runs the processes, so many on each of its hosts (default: that of `neuronbench.load.crew.using`, else this
+    host by `spawn`).
     `coalesce_ms` is the longest that data may be left unread on purpose, 0 for never; it saves CPU where many streams
     are open, delays no instant (they are the kernel's) and is in `client_lag`; what was taken of it is in the record.
     Never takes longer than `deadline_s` and a few seconds. Raises `ValueError` for an unusable URL, process count
-    or pause, before anything is started; what happens to the load itself is the returned status.
+    or pause, before anything is started, and `PointFailure` when a crew's nodes are not to be had; what happens to the
+    load itself is the returned status.
     """
     from neuronbench.load.engine import Target
 
     Target.parse(base_url)
     in_flight = int(plan.arrivals["in_flight"])
-    if not 1 <= processes <= in_flight:
-        raise ValueError(f"processes: expected 1 to {in_flight} (the requests in flight), found {processes}")
+    crew = crew or crews.current() or crews.OnThisHost(spawn)
+    count = crew.size(processes, base_url)
+    if not 1 <= count <= in_flight:
+        on_nodes = f" ({processes} on each of {count // processes} nodes)" if count > processes > 0 else ""
+        raise ValueError(f"processes: expected 1 to {in_flight} (the requests in flight), found {count}{on_nodes}")
     if not 0 <= coalesce_ms <= MOST_COALESCE_MS:
         raise ValueError(f"coalesce_ms: expected 0 to {MOST_COALESCE_MS:g}, found {coalesce_ms!r}")
     out.mkdir(parents=True, exist_ok=True)
@@ -114,36 +119,38 @@ def drive(
         "base_url": base_url,
         "timeouts": asdict(timeouts or Timeouts()),
         "deadline_s": deadline_s,
-        "processes": processes,
-        "api_key_env": KEY_VARIABLE if api_key else None,
+        "processes": count,
+        "api_key_env": crews.KEY_VARIABLE if api_key else None,
         "ca_file": str(ca_file) if ca_file else None,
         "verify": verify,
         "stamps": stamps,
         "coalesce_ms": coalesce_ms,
     }
     (out / "options.json").write_text(json.dumps(options), encoding="utf-8")
+    order = crews.Order(
+        plan=plan, out=out, options=options, processes=processes, api_key=api_key, log=log or out / "driver.log",
+        say=progress or (lambda text: None),
+    )  # fmt: skip
+    shift = crew.shift(order)
     begun = time.monotonic()
     workers: list[_Worker] = []
-    team = _Team(processes, progress)
+    nodes: Sequence[crews.Node] = ()
+    team = _Team(count, progress, shift.ahead_ns)
     try:
-        for index in range(processes):
-            process = spawn(
-                [sys.executable, "-m", "neuronbench.load.driver", str(plan.folder), str(out), str(index)],
-                name=f"load-driver-{index}",
-                env=_environment(api_key),
-                log=log or out / "driver.log",
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            workers.append(_Worker(index, process, team))
-        _wait(workers, out, begun + deadline_s + _GRACE_S)
+        for index in range(count):
+            workers.append(_Worker(index, shift.start(index), team))
+        _wait(workers, begun + deadline_s + _GRACE_S)
     finally:
-        for worker in workers:
-            worker.end()
-    return _judge(out, workers, time.monotonic() - begun)
+        try:
+            for worker in workers:
+                worker.end()
+        finally:
+            ended = time.monotonic()
+            nodes = shift.close()
+    return _judge(out, workers, ended - begun, nodes)
 
 
-def _wait(workers: Sequence[_Worker], out: Path, until: float) -> None:
+def _wait(workers: Sequence[_Worker], until: float) -> None:
     """Until all have ended; those left behind by one that failed get a moment, as they would wait for it in vain."""
     while time.monotonic() < until:
         running = [worker for worker in workers if not worker.ended()]
@@ -156,21 +163,11 @@ def _wait(workers: Sequence[_Worker], out: Path, until: float) -> None:
         worker.late = not worker.ended()
 
 
-def _environment(api_key: str | None) -> dict[str, str]:
-    env = dict(os.environ)
-    root = str(Path(neuronbench.__file__).parent.parent)
-    env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
-    env.pop(KEY_VARIABLE, None)
-    if api_key:
-        env[KEY_VARIABLE] = api_key
-    return env
-
-
 class _Team:
     """Lets the workers pass their common points together, and merges their progress."""
 
-    def __init__(self, size: int, progress: Progress | None) -> None:
-        self.size, self.progress = size, progress
+    def __init__(self, size: int, progress: Progress | None, ahead_ns: int) -> None:
+        self.size, self.progress, self.ahead_ns = size, progress, ahead_ns
         self.lock = threading.Lock()
         self.workers: list[_Worker] = []
         self.reached: dict[str, set[int]] = {}
@@ -183,9 +180,9 @@ class _Team:
                 there.add(worker.index)
                 together = len(there) == self.size
             if together:
-                at = time.monotonic_ns() + AHEAD_NS
+                at = time.monotonic_ns() + self.ahead_ns
                 for other in self.workers:
-                    other.tell(f"{message['point']} {at}\n")
+                    other.hand.tell(message["point"], at)
         elif message.get("event") == "progress":
             with self.lock:
                 self.lines[worker.index] = message
@@ -207,50 +204,44 @@ def _merged(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 class _Worker:
-    def __init__(self, index: int, process: Any, team: _Team) -> None:
-        self.index, self.process, self.team = index, process, team
+    def __init__(self, index: int, hand: crews.Hand, team: _Team) -> None:
+        self.index, self.hand, self.team = index, hand, team
         self.returncode: int | None = None
         self.late = False
         team.workers.append(self)
         self._thread = threading.Thread(target=self._listen, name=f"load-driver-{index}", daemon=True)
         self._thread.start()
 
-    def _listen(self) -> None:
-        try:
-            for line in self.process.stdout:
-                try:
-                    message = json.loads(line)
-                except ValueError:
-                    continue  # a library's chatter
-                if isinstance(message, dict):
-                    self.team.hear(self, message)
-        except (OSError, ValueError):
-            pass  # closed while it was being read
+    @property
+    def name(self) -> str:
+        return f"load driver {self.index}" + (f" on {self.hand.where}" if self.hand.where else "")
 
-    def tell(self, line: str) -> None:
-        try:
-            self.process.stdin.write(line.encode())
-            self.process.stdin.flush()
-        except (OSError, ValueError):
-            pass  # it has ended; its exit status says so
+    def _listen(self) -> None:
+        for line in self.hand.lines():
+            try:
+                message = json.loads(line)
+            except ValueError:
+                continue  # a library's chatter
+            if isinstance(message, dict):
+                self.team.hear(self, message)
 
     def ended(self) -> bool:
         if self.returncode is None:
-            self.returncode = self.process.poll()
+            self.returncode = self.hand.poll()
         return self.returncode is not None
 
     def wait(self, until: float) -> None:
         try:
-            self.returncode = self.process.wait(timeout=max(until - time.monotonic(), 0.0))
+            self.returncode = self.hand.wait(max(until - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             pass
 
     def end(self) -> None:
-        self.process.terminate()
+        self.hand.terminate()
         self._thread.join(5)
 
 
-def _judge(out: Path, workers: Sequence[_Worker], seconds: float) -> Drive:
+def _judge(out: Path, workers: Sequence[_Worker], seconds: float, nodes: Sequence[crews.Node]) -> Drive:
     from neuronbench.load.window import read_edges
 
     results: list[dict[str, Any]] = []
@@ -263,18 +254,23 @@ def _judge(out: Path, workers: Sequence[_Worker], seconds: float) -> Drive:
     message = ""
     bad = [result for result in results if result["status"] != "ok"]
     lost = [worker for worker in workers if not (out / f"driver-{worker.index}.json").exists()]
-    if bad:
+    gone = [node for node in nodes if node.lost]
+    if gone:
+        # the others were ended because of it, and what they sent was less than the load
+        status = "node_lost"
+        message = "; ".join(f"node {node.name} was lost: {node.lost}" for node in gone)
+    elif bad:
         status, message = bad[0]["status"], bad[0]["message"]
     elif lost:
         worker = lost[0]
         if worker.late:
-            status, message = "timeout", f"load driver {worker.index} did not end within its deadline and was ended"
+            status, message = "timeout", f"{worker.name} did not end within its deadline and was ended"
         elif (worker.returncode or 0) < 0 or worker.returncode is None:
-            status, message = "killed", f"load driver {worker.index} was ended by signal {-(worker.returncode or 0)}"
+            status, message = "killed", f"{worker.name} was ended by signal {-(worker.returncode or 0)}"
         else:
             tail = _tail(out / "driver.log")
             status = "error"
-            message = f"load driver {worker.index} ended with status {worker.returncode} and no result{tail}"
+            message = f"{worker.name} ended with status {worker.returncode} and no result{tail}"
     elif edges.opened is None or edges.closed is None:
         status, message = "error", "the driver ended without having seen the window to its end"
     return Drive(
@@ -284,6 +280,7 @@ def _judge(out: Path, workers: Sequence[_Worker], seconds: float) -> Drive:
         closed_ns=edges.closed,
         seconds=seconds,
         workers=tuple(results),
+        nodes=tuple(nodes),
     )
 
 

@@ -23,6 +23,8 @@ class Edges:
     """CPU of the busiest worker between the edges, as a share of one core."""
     cpu_total: float | None = None
     """CPU of all workers between the edges, in cores."""
+    cpu_of: dict[int, float] = field(default_factory=dict)
+    """Worker → its share of that."""
     lag_slices: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Worker → the read lags that were noted inside the window."""
     clock_steps: list[int] = field(default_factory=list)
@@ -84,6 +86,7 @@ def read_edges(out: Path) -> Edges:
                 share = (last["cpu_ns"] - noted["open"]["cpu_ns"]) / seconds
                 edges.cpu_share = max(edges.cpu_share or 0.0, share)
                 total += share
+                edges.cpu_of[worker] = share
                 edges.cpu_total = total
             edges.lag_slices[worker] = (noted["open"]["lags"], noted["close"]["lags"] if "close" in noted else -1)
     return edges

@@ -14,7 +14,7 @@ from neuronbench.audit import audit, outputs, unchanged_gate
 from neuronbench.engines.job import Job
 from neuronbench.measure import clock_epoch
 from neuronbench.model import FrozenMap, Json, ResourceSpec
-from neuronbench.protocols import BootError
+from neuronbench.protocols import BootError, PointFailure
 from neuronbench.records import utc_now
 from neuronbench.standalone.result import Result
 
@@ -124,6 +124,8 @@ def measure(
         )
     except ValueError as error:
         raise MeasureError(str(error), usage=True) from error
+    except PointFailure as error:  # of a crew's nodes
+        raise MeasureError(error.failure.message, remedy=error.failure.remedy) from error
     finally:
         sampled = recorder.stop()
     say("reducing")
@@ -231,7 +233,7 @@ def _server_side(result: Result, sampled: Telemetry, settings: Settings) -> None
     result.metrics = [*result.metrics, *metrics]
     if sampled.problem:
         result.notes.append(f"telemetry: {sampled.problem}")
-    result.client_error, gate = client_error(settings, {metric.key: metric for metric in result.metrics})
+    result.client_error, gate = client_error(settings, {metric.key: metric for metric in result.metrics}, result.window)
     result.gates = [*result.gates, *gates, gate]
 
 

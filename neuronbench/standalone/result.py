@@ -162,6 +162,32 @@ def slo_rows(tests: Mapping[str, Mapping[str, Json]]) -> list[tuple[str, ...]]:
     return rows
 
 
+def node_rows(window: Mapping[str, Json]) -> list[tuple[str, ...]]:
+    """Rows of the nodes that a load came from: its share, how late it was, how its clock was told; none for one host.
+
+    The offset is what was added to the node's clock; how far the clocks may be apart stands beside it, in ms.
+    """
+
+    def ms(value: Json, sign: str = "") -> str:
+        return "–" if value is None else f"{value / 1e6:{sign}.3f}"
+
+    rows: list[tuple[str, ...]] = []
+    for node in window.get("nodes", ()):
+        lag, clock = node["send_lag_ms"], node["clock"]
+        rows.append(
+            (
+                str(node["name"]), str(node["requests"]), str(node["failed"]), _lag(lag["p50"]), _lag(lag["p99"]),
+                "–" if node["cpu_pct"] is None else f"{node['cpu_pct']:.0f}", ms(clock["offset_ns"], "+"),
+                ms(clock["bound_ns"]), ms(clock["drift_ns"], "+"), "LOST" if node["lost"] else "",
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _lag(value: Json) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
 def gate_rows(gates: Sequence[Gate], *, everything: bool = False) -> list[tuple[str, ...]]:
     """Rows of verdict, gate, observed, limit, message; those that passed only with `everything`."""
     rows: list[tuple[str, ...]] = []

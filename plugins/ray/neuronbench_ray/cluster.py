@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -72,7 +73,7 @@ def load_ray() -> Any:
         import ray
     except ImportError as error:
         raise ClusterError(
-            f"Ray is not installed for {os.sys.executable} ({error})",  # type: ignore[attr-defined]
+            f"Ray is not installed for {sys.executable} ({error})",
             remedy='pip install "neuronbench[ray]", here and on every node',
         ) from error
     return ray
@@ -95,7 +96,7 @@ def connected(address: str | None = None) -> Iterator[Any]:
         options |= {"include_dashboard": False, "_node_ip_address": LOOPBACK}
     elif where.startswith("ray://"):
         raise ClusterError(
-            f"{where} is Ray's client protocol, which passes everything through a proxy: no clock can be told through it",
+            f"{where} is Ray's client protocol: all goes through a proxy there, and no clock can be told through it",
             remedy="run neuronbench on a machine of the cluster (or as `ray job submit -- neuronbench ...`), and give "
             "the address of the head node's GCS: RAY_ADDRESS=HOST:6379",
         )
@@ -182,7 +183,7 @@ def choose(known: Sequence[Node], count: int, *, cpus: int = 1, server: str = ""
         what = f"with the resource {LOAD_RESOURCE}" if meant else f"with {cpus} CPUs"
         listed = ", ".join(f"{node.address} ({node.cpus:g} CPUs)" for node in known) or "none"
         raise ClusterError(
-            f"nodes for the load: expected {count or 'at least 1'} {what}, found {len(ordered)}; the cluster has {listed}",
+            f"nodes for the load: expected {count or 'one'} {what}, found {len(ordered)}; the cluster has {listed}",
             remedy="ask for fewer with --nodes, or add nodes: ray start --address=HEAD:6379 "
             f"--resources='{{\"{LOAD_RESOURCE}\": 1}}'",
         )

@@ -5,7 +5,9 @@ Imports nothing of Ray, so that it can be tried without. Its methods are called 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
 import os
 import shutil
 import socket
@@ -21,7 +23,9 @@ from neuronbench.load import crew as crews
 from neuronbench.processes import spawn
 from neuronbench_ray.load import clocks
 
-PREFIX: Final = "neuronbench-load-"
+PREFIX: Final = "neuronbench-node-"
+LOCK: Final = ".lock"
+CA_FILE: Final = "ca.pem"
 CHUNK_BYTES: Final = 4 << 20
 WATCH_S: Final = 10.0
 """Between two looks at the clock while the load runs; each is a few round trips of one byte."""
@@ -51,10 +55,13 @@ class Agent:
         """`head_address` and `head_port`: where the head's clock is read."""
         _sweep()
         self._head = (head_address, head_port)
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))  # not to be swept before it is locked
+        self._lock = _own(hidden, os.O_CREAT)
+        self._folder = hidden.rename(hidden.with_name(hidden.name[1:]))
         self._plan, self._out = self._folder / "plan", self._folder / "out"
         self._plan.mkdir()
         self._out.mkdir()
+        self._written: dict[str, Any] = {}
         self._processes: dict[int, Any] = {}
         self._said: list[tuple[int, int, str | None]] = []
         """Number, driver, line; None for a line: it has ended."""
@@ -102,12 +109,20 @@ class Agent:
         """Append to a file of the plan, or to the certificates to trust."""
         with (self._plan / Path(name).name).open("ab") as file:
             file.write(data)
+        self._written.setdefault(name, hashlib.blake2b(digest_size=16)).update(data)
+
+    def written(self) -> dict[str, str]:
+        """Digest of each file that came."""
+        return {name: digest.hexdigest() for name, digest in self._written.items()}
 
     # -- the load
 
     def start(self, index: int, options: str, api_key: str | None) -> None:
         """Start driver `index`; `options` is its `options.json`."""
-        (self._out / "options.json").write_text(options, encoding="utf-8")
+        told = json.loads(options)
+        if told.get("ca_file"):
+            told["ca_file"] = str(self._plan / CA_FILE)
+        (self._out / "options.json").write_text(json.dumps(told), encoding="utf-8")
         process = crews.driver_process(
             spawn, index, self._plan, self._out, self._folder / f"driver-{index}.log", api_key
         )
@@ -184,11 +199,25 @@ class Agent:
         for index in list(self._processes):
             self.stop(index)
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _own(folder: Path, flags: int = 0) -> int:
+    """Hold the folder's lock for as long as this process lives; returns the descriptor. Raises `OSError`."""
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
 
 
 def _sweep() -> None:
-    """Remove what agents left behind that were killed."""
+    """Remove what agents left behind that were killed: folders whose lock nobody holds any more."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            os.close(_own(folder))
+        except OSError:
+            continue  # somebody's, or none of an agent
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
 """How far a node's monotonic clock is from the head's: round trips as NTP makes them, of which the fastest counts.
 
 With t0 and t3 read on the node before and after, and t1 and t2 on the head between, the head's clock minus the node's
-is ((t1 − t0) + (t2 − t3)) / 2, and it cannot be further from that than half of what the way took, (t3 − t0) − (t2 − t1),
+is ((t1 − t0) + (t2 − t3)) / 2. It cannot be further from that than half of what the way took, (t3 − t0) − (t2 − t1),
 however the two directions share it (Mills, RFC 5905, section 8). So the fastest round trip gives the best answer and
 its own bound; nothing is averaged.
 """
@@ -52,9 +52,7 @@ class Reading:
 def one(t0: int, t1: int, t2: int, t3: int, how: str = "tcp") -> Reading:
     """What one round trip says."""
     way = max((t3 - t0) - (t2 - t1), 0)
-    return Reading(
-        at_ns=t3, offset_ns=((t1 - t0) + (t2 - t3)) // 2, bound_ns=-(-way // 2) + GRANULARITY_NS, how=how
-    )
+    return Reading(at_ns=t3, offset_ns=((t1 - t0) + (t2 - t3)) // 2, bound_ns=-(-way // 2) + GRANULARITY_NS, how=how)
 
 
 def best(readings: Iterable[Reading]) -> Reading:
@@ -128,7 +126,9 @@ class Echo(socketserver.ThreadingTCPServer):
 
     def __init__(self, address: str) -> None:
         super().__init__((address, 0), _Handler)
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.2}, name="clock-echo", daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.2}, name="clock-echo", daemon=True
+        ).start()
 
     @property
     def port(self) -> int:
