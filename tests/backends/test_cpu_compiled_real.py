@@ -210,21 +210,22 @@ def test_seeded_weights_are_the_same_in_every_process_and_classification_gives_s
         "attention_mask": np.ones((2, 8), dtype="int64"),
     }
     answers = []
-    for seed in (1, 1, 2):
+    for seeds in ((1,), (1, 2)):
         worker = Worker.start(
             launch, name="seeded", folder=rig.folder, spawn=partial(processes.spawn, pid_dir=rig.folder / "pids"),
             deadline_s=120,
         )  # fmt: skip
         try:
-            arguments = {
-                "source": {"architecture": TINY, "weights": "seeded", "seed": seed},
-                "task": "sequence_classification",
-                "shape": {"batch_size": 2, "sequence_length": 8, "num_labels": 3},
-            }
-            reply = worker.call("reference", arguments, inputs=to_tensors(batch), deadline_s=120)
+            for seed in seeds:
+                arguments = {
+                    "source": {"architecture": TINY, "weights": "seeded", "seed": seed},
+                    "task": "sequence_classification",
+                    "shape": {"batch_size": 2, "sequence_length": 8, "num_labels": 3},
+                }
+                reply = worker.call("reference", arguments, inputs=to_tensors(batch), deadline_s=120)
+                answers.append(reply.tensors["logits"].numpy())
         finally:
             worker.stop()
-        answers.append(reply.tensors["logits"].numpy())
     assert answers[0].shape == (2, 3)
     assert np.array_equal(answers[0], answers[1])
     assert not np.allclose(answers[0], answers[2])

@@ -52,7 +52,7 @@ def sessions(tmp_path: Path, run_in, stack):
     def session(*args: str, stack: str = stack, env: Mapping[str, str] | None = None):
         return run_in(
             tmp_path, "-m", "cpu and encoder", "--nb-stack", f"any={stack}", "--nb-tracking-uri", "off", *args,
-            timeout_s=200, env=env,
+            timeout_s=400, env=env,
         )  # fmt: skip
 
     return session

@@ -128,7 +128,7 @@ class Project:
     def run(self, *args: str, subprocess: bool = False, mlflow: bool = False) -> pytest.RunResult:
         arguments = ["-p", "no:cacheprovider", *([] if mlflow else ["--nb-tracking-uri", "off"]), *args]
         if subprocess or not self.in_process:
-            return self.pytester.runpytest_subprocess(*arguments, timeout=120)
+            return self.pytester.runpytest_subprocess(*arguments, timeout=280)
         return self.pytester.runpytest_inprocess(*arguments)
 
     @property

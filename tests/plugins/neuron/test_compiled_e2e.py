@@ -18,9 +18,10 @@ from neuron_boxes import PROJECT, stacked
 
 from neuronbench.testing.neuron import FakeBox
 
-SHAPES = ("inf2.xlarge", "trn1.2xlarge", "trn1.32xlarge", "trn2.3xlarge", "trn2.48xlarge")
+SHAPES = ("inf2.xlarge", "trn1.2xlarge", "trn1.32xlarge", "trn2.3xlarge")
+"""Each target, and a host that may use what another has compiled."""
 BENCHMARK = PROJECT / "benchmarks" / "encoder" / "bench_classification.py"
-DEADLINE_S = 280
+DEADLINE_S = 800
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from neuronbench.artifacts import ArtifactCache
 from neuronbench.model import FrozenMap, ResourceSpec
 from neuronbench.protocols import BootContext, BootError, CompiledModel, PointFailure
 from neuronbench.testing.neuron import FakeBox
+from neuronbench.weights.shared_artifacts import SharedArtifacts
 from neuronbench.worker.client import Launch
 from neuronbench.worker.compiled import Plan, WorkerModel, start_copy
 
@@ -35,7 +36,7 @@ T5 = {
     "model_type": "t5", "vocab_size": 200, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2,
     "initializer_factor": 3.0,
 }  # fmt: skip
-BOOT_S = 240.0
+BOOT_S = 600.0
 
 
 @dataclasses.dataclass
@@ -101,6 +102,8 @@ def test_its_facts_say_what_it_was_made_from_and_where_it_is(rig: Rig, model: Wo
     artifact, told = model.facts["artifact"], model.facts["neuron"]
     assert sorted(artifact["sha256"]) == ["model.neff", "model.pt"]
     neff = rig.settings.cache_dir / "artifacts" / artifact["key"] / "model.neff"
+    scope = SharedArtifacts(rig.settings.cache_dir).scope(artifact["key"])
+    assert scope.removeprefix("artifacts/") in rig.backend.artifact_scopes(rig.settings)  # so pull finds it
     assert told["neff"]["model"]["sha256"] == hashlib.sha256(neff.read_bytes()).hexdigest()
     assert told["neff"]["model"]["bytes"] == neff.stat().st_size
     assert told["compiler_arguments"] == ["--target=trn1", "--model-type=generic", "--auto-cast=none", "--optlevel=2"]

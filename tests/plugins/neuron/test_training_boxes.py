@@ -78,39 +78,34 @@ def test_ranks_that_share_a_model_on_a_large_trn1(tmp_path: Path) -> None:
     assert value(record, "loss_last") < value(record, "loss_first")
 
 
-def test_neuronx_distributed_on_a_trn2(tmp_path: Path) -> None:
-    """Layers split over two logical cores; the counts are of the whole model, the losses are those of one rank."""
-    with FakeBox("trn2.3xlarge", tmp_path / "box") as box:
+def test_neuronx_distributed_on_a_large_trn2_and_a_profiled_run_has_no_times(tmp_path: Path) -> None:
+    """Layers split over two logical cores; the counts are of the whole model, the losses are those of one rank. What
+    it computes is the same while it is profiled."""
+    with FakeBox("trn2.48xlarge", tmp_path / "box") as box:
         furnish(box)
+        neuron_profiler.install(box)
         settings = {**SMALL, "trainer_provider": "nxd", "world_size": "2", "tensor_parallel_size": "2",
                     "precompile": "false", "checkpoint_every": "2", "steps": "5"}  # fmt: skip
-        done = bench(box, tmp_path / "data", "pretrain", "-k", "bench_pretrain and not width", settings=settings)
+        done = bench(box, tmp_path / "data", "pretrain", "-k", "bench_pretrain and not width", "--nb-profile",
+                     settings=settings)  # fmt: skip
         assert done.returncode == 0, done.stdout
         record = records(tmp_path / "data")[-1]
+        receipt = next((tmp_path / "data").glob("receipts/*/pretrain*"))
     run = record["workload"]["training"][0]
     assert value(record, "total_parameters_parameters") == 853376.0
     assert [one["step"] for one in run["checkpoints"]] == [2, 4]
     assert gates(record)["parameters_consistent"]["passed"] is True
-    assert "45.25 TFLOP/s dense float32" in record["metrics"]["mfu_pct"]["note"]  # of a logical core: two of eight
+    note = record["metrics"]["mfu_pct"]["note"]
+    assert "Trainium2" in note
+    assert "45.25 TFLOP/s dense float32" in note  # of a logical core: two of eight
     assert value(record, "loss_last") < value(record, "loss_first")
     assert record["resource"]["spec"]["tensor_parallel_size"] == 2
     assert run["barrier"].startswith("torch_xla.sync(wait=True)")
 
-
-def test_a_profiled_run_on_a_large_trn2_has_no_times(tmp_path: Path) -> None:
-    with FakeBox("trn2.48xlarge", tmp_path / "box") as box:
-        furnish(box)
-        neuron_profiler.install(box)
-        settings = {**SMALL, "precompile": "false"}
-        done = bench(box, tmp_path / "data", "lora_sft", *SECOND, "--nb-profile", settings=settings)
-        assert done.returncode == 0, done.stdout
-        record = records(tmp_path / "data")[-1]
-        receipt = next((tmp_path / "data").glob("receipts/*/lora*"))
     assert record["outcome"] == "ok"
     assert record["validity"] == "invalid"
     assert record["provenance"] == "simulated"
     assert gates(record)["profiled"]["passed"] is False
-    assert "Trainium2" in record["metrics"]["mfu_pct"]["note"]
     told = record["workload"]["profile"]
     assert told["tool"] == "neuron-explorer"
     assert {trace["metrics"]["mfu_estimated_percent"] for trace in told["traces"]} == {0.1045}

@@ -55,7 +55,7 @@ def bench(
         "-p", "no:cacheprovider", "--nb-tracking-uri", "off", "--nb-data-root", str(folder), "-rs", *told, *options,
     ]  # fmt: skip
     return subprocess.run(
-        command, cwd=ROOT, env=box.environ(**environ), capture_output=True, text=True, timeout=280,
+        command, cwd=ROOT, env=box.environ(**environ), capture_output=True, text=True, timeout=800,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
