@@ -185,5 +185,6 @@ class Trainer(Resource, Protocol):
     def export(self, job: TrainJob, *, folder: Path, into: Path, merged: bool = True) -> Mapping[str, Json]:
         """Write the trained weights as safetensors into `into`: `files` maps each name to `sha256` and `bytes`.
 
-        `merged`: adapters become part of the weights, so that a server needs nothing else.
+        `merged`: adapters become part of the weights, so that a server needs nothing else. Not merged, the adapter
+        alone is written, with `base_model.json` where it is known of which weights it is.
         """
