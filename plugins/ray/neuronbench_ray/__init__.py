@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from neuronbench import hookimpl
+from neuronbench_ray.load.hooks import measuring, session_finished
 from neuronbench_ray.place.marks import describe_environment, finish_record
 
-__all__ = ["describe_environment", "finish_record", "register_commands"]
+__all__ = ["describe_environment", "finish_record", "measuring", "register_commands", "session_finished"]
 
 NEURONBENCH_API = "1"
 
