@@ -37,8 +37,8 @@ def aws_server() -> Iterator[StandIn]:
 
 @pytest.fixture
 def aws(aws_server: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    """An empty AWS, which commands in this process and its children take for the real one."""
-    aws_server.reset()
+    """AWS without boxes or objects, which commands in this process and its children take for the real one."""
+    (aws_server.forget if aws_server.deployed is not None else aws_server.reset)()
     _read_models_once(monkeypatch)
     for key, value in aws_server.environment().items():
         monkeypatch.setenv(key, value)
@@ -53,7 +53,7 @@ def aws(aws_server: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
 def lab(aws: StandIn, monkeypatch: pytest.MonkeyPatch) -> Deployed:
     """The deployment `lab`: subnets in three zones, boxes of all kinds, a bucket."""
     monkeypatch.setenv("NEURONBENCH_DEPLOYMENT", "lab")
-    return deploy(aws)
+    return aws.deployed or deploy(aws)
 
 
 @pytest.fixture
@@ -82,6 +82,9 @@ def _command() -> Any:
     return typer.main.get_command(cli.build(Plugins()))
 
 
+_CLASSES: dict[str, Any] = {}
+
+
 @functools.cache
 def _loader() -> Any:
     import botocore.loaders
@@ -90,7 +93,16 @@ def _loader() -> Any:
 
 
 def _read_models_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """boto3 reads megabytes of descriptions of EC2 for every session; commands in one process share them here."""
+    """boto3 reads megabytes of descriptions for every session, and makes classes of them: here once for all."""
+    import botocore.client
     import botocore.session
 
+    make = botocore.client.ClientCreator._create_client_class
+
+    def class_of(creator: Any, service: str, model: Any) -> Any:
+        if service not in _CLASSES:
+            _CLASSES[service] = make(creator, service, model)
+        return _CLASSES[service]
+
     monkeypatch.setattr(botocore.session, "create_loader", lambda *_: _loader())
+    monkeypatch.setattr(botocore.client.ClientCreator, "_create_client_class", class_of)

@@ -14,6 +14,7 @@ from neuronbench_fleet.errors import FleetError
 
 def put(aws: StandIn, name: str, value: Any) -> None:
     text = value if isinstance(value, str) else json.dumps(value)
+    aws.deployed = None  # the next test gets another
     aws.client("ssm").put_parameter(Name=name, Type="String", Value=text, Overwrite=True)
 
 
