@@ -43,6 +43,9 @@ class Order:
     within: str
     """Folder below the project that the command was given in."""
     environ: Mapping[str, str] = field(default_factory=dict)
+    """Variables for pytest, beyond those of the node."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """The head's code (`code.parts`): a node with other code need not collect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,8 @@ class Job:
 def survey(order: Order, shipment: code.Shipment) -> dict[str, Any]:
     """What this node is and could measure: `hostname`, `parts` (see `code.parts`), and `plan` or `error`."""
     told: dict[str, Any] = {"hostname": socket.gethostname(), "parts": code.parts(), "plan": "", "error": ""}
+    if code.differences(order.parts, told["parts"]):
+        return told
     base = code.scratch() / order.session / order.node / "survey"
     try:
         root = code.unpack(shipment)
@@ -76,6 +81,8 @@ def survey(order: Order, shipment: code.Shipment) -> dict[str, Any]:
         if done.returncode not in (0, 5):
             said = (done.stderr.strip() or done.stdout.strip())[-2000:]
             told["error"] = f"pytest ended with {done.returncode} while collecting: {said}"
+        elif not told["plan"]:
+            told["error"] = f"pytest collected, and left no plan: {(done.stdout + done.stderr).strip()[-2000:]}"
     except (code.CodeError, OSError, subprocess.TimeoutExpired) as error:
         told["error"] = str(error)
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,12 @@ _REFUSED: Final = {
     "--co": "`neuronbench ray run --plan` shows what would go where",
     "-n": "each node runs its points one after the other",
 }
+_OF_THIS_HOST: Final = tuple(
+    f"NEURONBENCH_{name}"
+    for name in (
+        "CACHE_DIR", "CODE_", "DATA_ROOT", "INSTANCE_TYPE", "NEURON_ROOT", "RAY_", "SESSION", "TRACKING_URI",
+    )
+)  # fmt: skip
 
 
 class ArgumentError(ValueError):
@@ -51,6 +57,25 @@ def read(given: Sequence[str], *, root: Path, here: Path) -> Asked:
         else:
             args.append(_path(word, root, here))
     return Asked(args=tuple(args), resume=resume, tracking_uri=tracking_uri)
+
+
+def environ(given: Sequence[str], own: Mapping[str, str]) -> dict[str, str]:
+    """Variables that pytest gets on the nodes beyond theirs: settings of neuronbench that are set here (not those that
+    speak of this host), and those `given` as `NAME=VALUE`, or as `NAME` with the value it has here.
+
+    Raises `ArgumentError`.
+    """
+    found = {
+        name: value
+        for name, value in own.items()
+        if name.startswith("NEURONBENCH_") and not name.startswith(_OF_THIS_HOST)
+    }
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or (not equals and name not in own):
+            raise ArgumentError(f"--env {text}: expected NAME=VALUE, or the NAME of a variable that is set here")
+        found[name] = value if equals else own[name]
+    return found
 
 
 def _is_session(word: str) -> bool:

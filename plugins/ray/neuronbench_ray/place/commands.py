@@ -20,6 +20,8 @@ import typer
 from neuronbench.commands import host
 
 if TYPE_CHECKING:
+    from neuronbench_ray.place.arguments import Asked
+    from neuronbench_ray.place.code import Shipment
     from neuronbench_ray.place.ledger import Ledger
     from neuronbench_ray.place.prepare import Prepared
     from neuronbench_ray.place.run import Result
@@ -49,6 +51,9 @@ def run(
     ship: Annotated[
         bool, typer.Option(help="Send the project to the nodes; without, it is there under the same path.")
     ] = True,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="A variable for pytest on the nodes; repeatable.")
+    ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show what would go where, and measure nothing.")] = False,
 ) -> None:
     """Run benchmarks on all nodes of a Ray cluster, a box at a time to itself.
@@ -64,9 +69,7 @@ def run(
     The exit status is pytest's: 0 all passed, 1 something failed or is missing, 2 interrupted or refused, 5 nothing
     to measure.
     """
-    from neuronbench_ray.place import arguments, code, fleet
-    from neuronbench_ray.place.prepare import Refused
-    from neuronbench_ray.place.screen import Screen
+    from neuronbench_ray.place import arguments, code
 
     here = host.of(context)
     root, within = here.settings.root, Path.cwd()
@@ -74,46 +77,53 @@ def run(
         within = root
     try:
         asked = arguments.read(args or ["benchmarks"], root=root, here=within)
+        environ = arguments.environ(env or (), os.environ)
         shipment = code.ship(root, send=ship)
     except (arguments.ArgumentError, code.CodeError) as error:
         raise host.CommandError(str(error), status=host.USAGE) from error
     shelf = _shelf(store)
-    _connect(address)
-    screen = Screen()
-    began = time.monotonic()
-    from neuronbench_ray.place import prepare
+    with _cluster(address), _signals():
+        ended = _run(
+            here, asked, shipment, shelf, within.relative_to(root).as_posix() if within != root else "",
+            cores=cores, share=share, retries=retries, patience_s=patience, only_plan=plan, environ=environ,
+        )  # fmt: skip
+    raise typer.Exit(ended)
+
+
+def _run(
+    here: host.Host, asked: Asked, shipment: Shipment, shelf: Any, within: str, *, environ: dict[str, str],
+    cores: int, share: bool, retries: int, patience_s: float, only_plan: bool,
+) -> int:  # fmt: skip
+    from neuronbench_ray.place import code, fleet, prepare
     from neuronbench_ray.place.agent import Order
     from neuronbench_ray.place.run import Member
+    from neuronbench_ray.place.screen import Screen
 
-    parts = code.parts()
-    environ = {name: value for name, value in os.environ.items() if name.startswith("NEURONBENCH_GRID")}
+    screen, began, parts = Screen(), time.monotonic(), code.parts()
+    environ = {**environ, "RAY_ADDRESS": fleet.address()}  # a benchmark may spread its load over the cluster
     order = Order(
-        session=f"survey-{secrets.token_hex(4)}", node="", args=asked.args,
-        within=within.relative_to(root).as_posix() if within != root else "", environ=environ,
-    )  # fmt: skip
+        session=f"survey-{secrets.token_hex(4)}", node="", args=asked.args, within=within, environ=environ, parts=parts
+    )
     sent = fleet.put(shipment)
     nodes = [node for node in fleet.nodes() if node.alive and (node.cpus or node.cores)]
-    with _signals():
-        try:
-            boxes = prepare.ask_all(nodes, order, sent, parts, progress=screen.line)
-            ready = prepare.check(boxes, cores=cores, resume=asked.resume, store=here.store)
-        except Refused as error:
-            raise host.CommandError(
-                str(error), remedy=error.remedy, status=host.USAGE if error.usage else host.FAILURE
-            ) from error
-        screen.begins(boxes, ready.groups, ready.skipped, len(ready.cached))
-        if plan:
-            _show_plan(ready)
-            return
-        if not ready.groups:
-            host.say("everything has a good receipt already")
-            return
-        members = [Member(node=node, box=box) for node in nodes for box in boxes if box.id == node.id]
-        status = _measure(
-            here, ready, members, order, sent, parts, shelf, screen,
-            tracking_uri=asked.tracking_uri, retries=retries, share=share, patience_s=patience, began=began,
-        )  # fmt: skip
-    raise typer.Exit(status)
+    try:
+        boxes = prepare.ask_all(nodes, order, sent, parts, progress=screen.progress, warn=screen.warn)
+        ready = prepare.check(boxes, cores=cores, resume=asked.resume, store=here.store)
+    except prepare.Refused as error:
+        usage = host.USAGE if error.usage else host.FAILURE
+        raise host.CommandError(str(error), remedy=error.remedy, status=usage) from error
+    screen.begins(boxes, ready.groups, ready.skipped, len(ready.cached))
+    if only_plan:
+        _show_plan(ready)
+        return 0
+    if not ready.groups:
+        host.say("everything has a good receipt already")
+        return 0
+    members = [Member(node=node, box=box) for node in nodes for box in boxes if box.id == node.id]
+    return _measure(
+        here, ready, members, order, sent, parts, shelf, screen,
+        tracking_uri=asked.tracking_uri, retries=retries, share=share, patience_s=patience_s, began=began,
+    )  # fmt: skip
 
 
 def _measure(
@@ -180,39 +190,35 @@ def status(context: typer.Context, address: Annotated[str, ADDRESS] = "") -> Non
     """The nodes of the cluster: their NeuronCores, and which of them are leased."""
     from neuronbench_ray.place import fleet
 
-    _connect(address)
-    free = fleet.free()
+    with _cluster(address):
+        free, nodes = fleet.free(), fleet.nodes()
     rows = []
-    for node in fleet.nodes():
+    for node in nodes:
         left = free.get(node.id, {})
-        state = "up" if node.alive else "lost"
         leased = node.cores - int(left.get(fleet.CORES, 0)) if node.alive else 0
-        cpus = f"{node.cpus - left.get('CPU', 0):g}/{node.cpus:g}" if node.alive else ""
         rows.append(
-            (node.name, node.address, state, f"{leased}/{node.cores}" if node.cores else "–", cpus, node.accelerator)
-        )
-    host.show(
-        host.table(
-            ("node", "address", "state", "cores leased", "CPUs leased", "accelerator"), rows,
-            right=("cores leased", "CPUs leased"),
-        )
-    )  # fmt: skip
+            (
+                node.name, node.address, "up" if node.alive else "lost",
+                f"{leased}/{node.cores}" if node.cores else "–",
+                f"{node.cpus - left.get('CPU', 0):g}/{node.cpus:g}" if node.alive else "", node.accelerator,
+            )
+        )  # fmt: skip
+    right = ("cores leased", "CPUs leased")
+    host.show(host.table(("node", "address", "state", *right, "accelerator"), rows, right=right))
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _connect(address: str) -> None:
-    from neuronbench_ray.place import fleet
+@contextmanager
+def _cluster(address: str) -> Iterator[None]:
+    from neuronbench_ray.cluster import ClusterError, connected
 
     try:
-        fleet.connect(address)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise host.CommandError(
-            f"no Ray cluster answers{f' at {address}' if address else ''}: {str(error).splitlines()[0]}",
-            remedy="start one (`ray start --head` here, `ray start --address=HEAD:6379` on each box), or name its head "
-            "with --address",
-        ) from error
+        with connected(address or None):
+            yield
+    except ClusterError as error:
+        raise host.CommandError(str(error), remedy=error.remedy) from error
 
 
 def _shelf(where: str) -> Any:

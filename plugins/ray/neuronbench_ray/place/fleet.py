@@ -30,23 +30,11 @@ class Node:
     """Ray's label of what it is, such as `aws-neuron-core`; empty where it has none."""
 
 
-def connect(address: str = "") -> None:
-    """Connect to a running cluster: at `address`, at RAY_ADDRESS, or the one this host is part of.
-
-    Raises `ConnectionError` when there is none. Nothing is ever started here.
-    """
-    import logging
-    import os
-
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+def address() -> str:
+    """Of the cluster that this process is connected to."""
     import ray
 
-    ray.init(
-        address=address or os.environ.get("RAY_ADDRESS") or "auto",
-        namespace="neuronbench",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def nodes() -> list[Node]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench.receipts import ReceiptStore
@@ -15,6 +15,7 @@ from neuronbench_ray.place.items import Plan
 if TYPE_CHECKING:
     from neuronbench_ray.place.fleet import Node
 
+OTHER_CODE: Final = "its code is not the head's"
 SURVEY_S: Final = 660.0
 """How long all nodes together may take to say what they can measure."""
 
@@ -41,20 +42,26 @@ def meet(node: Node, told: Mapping[str, Any], here: Mapping[str, str]) -> Box | 
     """A node as a box, or why it cannot take part. `here`: `code.parts` of the head."""
     differs = code.differences(here, told["parts"])
     if differs:
-        return "its code is not the head's: " + "; ".join(differs)
+        return f"{OTHER_CODE}: {'; '.join(differs)}"
     if told["error"]:
         return str(told["error"])
     return Box(id=node.id, name=node.name, cores=node.cores, plan=Plan.parse(told["plan"]))
 
 
 def ask_all(
-    nodes: Sequence[Node], order: Any, shipment: Any, here: Mapping[str, str], *, progress: Callable[[str], None]
+    nodes: Sequence[Node],
+    order: Any,
+    shipment: Any,
+    here: Mapping[str, str],
+    *,
+    progress: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> list[Box]:
     """What each node can measure. Raises `Refused` when one has other code, or none can collect.
 
-    A node that alone fails to collect is left out and told of with `progress`.
+    A node that alone fails to collect is left out, with a warning.
     """
-    asked = {fleet.ask(node, order, shipment): node for node in nodes}
+    asked = {fleet.ask(node, replace(order, node=node.name), shipment): node for node in nodes}
     boxes: list[Box] = []
     problems: list[str] = []
     until = time.monotonic() + SURVEY_S
@@ -71,7 +78,7 @@ def ask_all(
             else:
                 problems.append(f"{node.name}: {found}")
     problems += [f"{node.name}: has not answered for {SURVEY_S:g} s" for node in asked.values()]
-    other = [text for text in problems if "its code is not the head's" in text]
+    other = [text for text in problems if OTHER_CODE in text]
     if other:
         raise Refused(
             "numbers of nodes with different code do not belong together. " + "\n  ".join(["", *other]).strip(),
@@ -82,7 +89,7 @@ def ask_all(
             "no node can collect the benchmarks:\n  " + "\n  ".join(problems or ["there is none"]), usage=True
         )
     for text in problems:
-        progress(f"left out: {text}")
+        warn(f"takes no part: {text}")
     return boxes
 
 

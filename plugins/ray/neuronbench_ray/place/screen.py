@@ -20,14 +20,15 @@ class Screen:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._progress = ProgressLine(heartbeat_s=30.0)
+        self.progress = ProgressLine(heartbeat_s=30.0)
+        """Where it stands: rewritten in place on a terminal, a line now and then elsewhere."""
 
     def line(self, text: str) -> None:
-        self._progress.done()
+        self.progress.done()
         say(f"[{time.monotonic() - self._began:6.0f} s] {text}")
 
     def warn(self, text: str) -> None:
-        self._progress.done()
+        self.progress.done()
         complain(text)
 
     def begins(self, boxes: Sequence[Box], groups: Sequence[Group], skipped: Mapping[str, str], cached: int) -> None:
@@ -36,7 +37,7 @@ class Screen:
             (box.name, str(box.cores or "–"), str(sum(not item.skip for item in box.plan.items)))
             for box in sorted(boxes, key=lambda box: box.name)
         ]
-        self._progress.done()
+        self.progress.done()
         show(table(("node", "neuron cores", "points it can run"), rows, right=("neuron cores", "points it can run")))
         items = sum(len(group.items) for group in groups)
         splits = f"{items} points in {len(groups)} groups, a boot or more each"
@@ -68,10 +69,10 @@ class Screen:
         live = ledger.live
         running = ", ".join(f"{one.box.name}: {one.running or 'starting'}" for one in live)
         waiting = len(ledger.missing)
-        self._progress(f"{len(ledger.done)} recorded, {waiting} waiting, {boxes} nodes; {running}")
+        self.progress(f"{len(ledger.done)} recorded, {waiting} waiting, {boxes} nodes; {running}")
 
     def ends(self, counts: Mapping[str, int], seconds: float, missing: Sequence[str], where: str) -> None:
-        self._progress.done()
+        self.progress.done()
         for name in missing[:20]:
             say(f"  missing: {name}")
         if len(missing) > 20:
