@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -286,10 +287,9 @@ def _rss_mib() -> float:
 
 def _count_requests() -> Counter[str]:
     """Count what leaves this process over HTTP from now on, each try of a request for itself."""
-    from urllib3.connectionpool import HTTPConnectionPool
-
+    pool: Any = importlib.import_module("urllib3.connectionpool").HTTPConnectionPool  # below MLflow's client
     counted: Counter[str] = Counter()
-    make: Any = HTTPConnectionPool._make_request
+    make: Any = pool._make_request
 
     def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
         retries = kwargs.get("retries")
@@ -302,5 +302,5 @@ def _count_requests() -> Counter[str]:
         counted[str(answer.status)] += 1
         return answer
 
-    HTTPConnectionPool._make_request = counting  # type: ignore[method-assign]
+    pool._make_request = counting
     return counted
