@@ -42,6 +42,8 @@ RUN_EXIT_HELP: Final = (
     f" --run; {HASH_MISMATCH} code or a receipt is not what it should be."
 )
 _RUN_STAMP: Final = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}")
+_LOOKED_AT: Final = 10
+"""Latest runs of a fleet of which the youngest is looked for."""
 _URL_S: Final = 3600
 _SETUP_S: Final = 3600
 """What setting up the code on a box may take."""
@@ -135,22 +137,23 @@ def read_asked(store: Blobs, run: str) -> Asked | None:
 
 
 def runs_of(aws: Aws, deployment: Deployment, fleet: str) -> list[str]:
-    """Ids of all runs of a fleet, the oldest first."""
+    """Ids of all runs of a fleet, the oldest first; those with names of their own, by tags of its boxes, come last."""
     stem = new_run_id(fleet)[: -len("-20261130-041503-9f3a")]
     found = aws.pages(
         "s3", "list_objects_v2", "CommonPrefixes", Bucket=deployment.bucket, Prefix=f"runs/{stem}-", Delimiter="/"
     )
     names = [str(entry["Prefix"]).removeprefix("runs/").rstrip("/") for entry in found]
-    return sorted(name for name in names if _RUN_STAMP.fullmatch(name.removeprefix(stem)))
+    stamped = sorted(name for name in names if _RUN_STAMP.fullmatch(name.removeprefix(stem)))
+    tagged = {box.run for box in boxes.list_boxes(aws, deployment.name, fleet)}
+    return [*stamped, *sorted(tagged - {"", *stamped})]
 
 
 def find_run(aws: Aws, store: Blobs, deployment: Deployment, named: str) -> Asked:
     """The run of that id, or the latest of the fleet of that name. Raises `FleetError` when there is neither."""
     asked = read_asked(store, named)
     if asked is None:
-        tagged = {box.run for box in boxes.list_boxes(aws, deployment.name, named)} - {""}  # runs may have any name
-        latest = runs_of(aws, deployment, named)[-1:]
-        found = [one for run in {*tagged, *latest} if (one := read_asked(store, run)) is not None]
+        latest = runs_of(aws, deployment, named)[-_LOOKED_AT:]
+        found = [one for run in latest if (one := read_asked(store, run)) is not None]
         asked = max(found, key=lambda one: one.asked_at, default=None)
     if asked is None:
         raise FleetError(

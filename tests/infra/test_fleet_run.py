@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from aws_stand_in import DROPPED, LOST, THROTTLED, Deployed, Request, StandIn
+from aws_stand_in import CAPACITY, DROPPED, LOST, THROTTLED, Deployed, Request, StandIn
 from aws_wire import Answer
 from fleet_project import Gates, project
 from local_box import Boxes, until
@@ -206,38 +206,49 @@ def test_a_run_through_faults_from_its_start_to_its_end(fleet: Lab, capfd: pytes
     assert len(json.loads(capfd.readouterr().out)["kept"]) == len(here)
 
 
-def test_a_spot_box_that_is_taken_away_and_another_that_goes_on(fleet: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+def test_from_up_to_down_with_a_spot_box_that_is_taken_away(fleet: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     aws, gates = fleet.aws, fleet.gates
-    first = fleet.box()
+    aws.gaps.spot_prices.update({("inf2.xlarge", zone): 0.25 for zone in fleet.lab.subnets})
+    up = ("up", "night", "--kind", "inf2", "--purchase", "spot", "--max-hours", "3")
+    assert main([*fleet.command(*up)]) == 0
+    (first,) = [box["InstanceId"] for box in aws.instances("running")]
     gates.open(1)
-    desk = fleet.run(*ARGS, run="r1")
+    desk = fleet.run(*ARGS, extra=("--replace",))
     until(lambda: gates.begun[-1:] == [2], "point 2 is begun")
+    (run,) = [path.name for path in (fleet.boxes[first].root / "var" / "lib" / "neuronbench").iterdir()]
+    assert main([*fleet.command("status", "night")]) == 0
+    assert run in capfd.readouterr().out
+
+    # -- two minutes' notice: the record is closed and sent, then the box is gone; all zones are full for a while
     fleet.boxes.metadata.action = {"action": "terminate", "time": "2026-11-30T04:15:00Z"}
-    until(lambda: "suspended" in fleet.boxes[first].kinds("r1"), "the agent has heard of it")
+    until(lambda: "suspended" in fleet.boxes[first].kinds(run), "the agent has heard of it")
     until(lambda: fleet.boxes[first].processes() == [], "the agent has sent everything and ended")
+    full = aws.fault("ec2", "RunInstances", CAPACITY, times=4)
+    fleet.boxes.metadata.action = None
+    gates.open(2, 3)
+    gates.fail(3)
     fleet.boxes.stop(first, pulled=True, terminate=True)
-    assert desk.wait() == 7
+    assert desk.wait() == 1
+    assert full.fired == 4
     said = capfd.readouterr()
     assert "the spot box is taken away (terminate)" in said.out
     assert f"{first} is terminated" in said.err
-    store = ReceiptStore(fleet.root / "mlruns" / "receipts")
-    assert [header.outcome.value for header in store.headers()] == ["ok", "interrupted"]
+    assert "receipts of the run were fetched" in said.out
 
-    fleet.boxes.metadata.action = None
-    second = fleet.box()
-    gates.open(2, 3)
-    gates.fail(3)
-    assert Desk(*fleet.command("run", "night", "--run", "r1")).wait() == 1
-    assert "receipts of the run were fetched" in capfd.readouterr().out
+    # -- another box went on: nothing repeated, nothing lost
+    (second,) = [box["InstanceId"] for box in aws.instances("running")]
     assert gates.ended == [1, 2]
     assert gates.begun == [1, 2, 2, 3]
-    events = fleet.boxes[second].events("r1")
-    assert events[-1]["hours"] > fleet.boxes[first].events("r1")[-1].get("hours", 0.0)
-    assert fleet.receipts(fleet.root / "mlruns") == fleet.receipts(fleet.boxes[second].state("r1") / "mlruns")
+    store = ReceiptStore(fleet.root / "mlruns" / "receipts")
+    outcomes = [header.outcome.value for header in store.headers(kind="point")]
+    assert outcomes == ["ok", "interrupted", "cached", "ok", "failed"]
+    events = [fleet.boxes[box].events(run) for box in (first, second)]
+    assert events[1][-1]["hours"] > max(event.get("hours", 0.0) for event in events[0])  # all boxes together
+    assert fleet.receipts(fleet.root / "mlruns") == fleet.receipts(fleet.boxes[second].state(run) / "mlruns")
 
     # -- a receipt that was changed in the bucket is refused by name, and the others come
     s3, bucket = aws.client("s3"), fleet.lab.bucket
-    keys = [found["Key"] for found in s3.list_objects_v2(Bucket=bucket, Prefix="runs/r1/receipts/")["Contents"]]
+    keys = [found["Key"] for found in s3.list_objects_v2(Bucket=bucket, Prefix=f"runs/{run}/receipts/")["Contents"]]
     changed = next(key for key in keys if key.endswith("--r1/files/record.json"))
     s3.put_object(Bucket=bucket, Key=changed, Body=b"{}")
     into = str(fleet.root.parent / "elsewhere")
@@ -245,8 +256,10 @@ def test_a_spot_box_that_is_taken_away_and_another_that_goes_on(fleet: Lab, capf
     named = "/".join(changed.split("/")[3:5])
     assert f"refused: {named}: " in capfd.readouterr().err
     assert set(fleet.receipts(Path(into))) == set(fleet.receipts(fleet.root / "mlruns")) - {named}
-    fleet.boxes.stop(second, terminate=True)
-    assert fleet.boxes[second].processes() == []
+
+    assert main([*fleet.command("down", "night")]) == 0
+    assert aws.instances("pending", "running", "stopping", "stopped") == []
+    assert [box for box in fleet.boxes if box.processes()] == []
 
 
 def test_code_with_a_wrong_hash_is_not_run(fleet: Lab, capfd: pytest.CaptureFixture[str]) -> None:
@@ -294,3 +307,35 @@ def test_a_desk_that_detaches_and_a_box_whose_time_is_over(
     )  # it is over, and asking again starts nothing
     assert fleet.boxes[box].commands == done + 1
     assert fleet.boxes[box].processes() == []
+
+
+def test_a_dry_run_prints_every_call_and_makes_none_that_changes_anything(
+    fleet: Lab, capfd: pytest.CaptureFixture[str]
+) -> None:
+    box = fleet.box()
+    assert fleet.run(*ARGS, extra=("--dry-run", "--after", "terminate")).wait() == 0
+    said = capfd.readouterr().out
+    for call in ("s3 PutObject", "ec2 ModifyInstanceAttribute", "ec2 CreateTags", "ssm SendCommand"):
+        assert f"would call  {call}" in said
+    assert "5 calls would have been made" in said
+    assert fleet.aws.operations(changes=True) == []
+    assert fleet.boxes[box].commands == 0
+
+
+def test_what_cannot_be_meant_is_said_before_anything_is_sent(fleet: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+    assert fleet.run(*ARGS).wait() == 1
+    assert "has no box that runs (boxes: none)" in capfd.readouterr().err
+    fleet.box(usd_per_hour="")
+    for extra, arguments, status, words in (
+        (("--max-usd", "5"), ARGS, 2, "nobody knows what an hour of"),
+        (("--env", "HF_TOKEN=x"), ARGS, 2, "may be a secret"),
+        (("--env", "novalue"), ARGS, 2, "expected NAME=VALUE"),
+        (("--require-clean",), ARGS, 1, "differs from its commit"),
+        (("--run", "Not A Name"), ARGS, 2, "lower-case letters"),
+        ((), ("--nb-data-root=x",), 2, "a folder of its own"),
+    ):
+        assert fleet.run(*arguments, extra=extra).wait() == status, extra
+        assert words in capfd.readouterr().err
+    assert main([*fleet.command("logs", "night")]) == 1
+    assert "there is no run 'night'" in capfd.readouterr().err
+    assert fleet.aws.operations("ssm", changes=True) == []
