@@ -166,6 +166,9 @@ def _address_of(host: str) -> str:
 
 
 def crew(nodes: int) -> RayCrew:
-    """What the entry point names."""
-    cluster.load_ray()
+    """What the entry point names. Raises `PointFailure` where Ray is not installed."""
+    try:
+        cluster.load_ray()
+    except cluster.ClusterError as error:
+        raise unavailable(str(error), error.remedy) from error
     return RayCrew(nodes)
