@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from neuronbench_infra import keys
 
 SCRIPT = Path(keys.__file__).parent / "on_box" / "idle_stop.sh"
@@ -23,7 +22,7 @@ FAKES = {
     "neuron-ls": 'cat "$FAKE/neuron" 2>/dev/null || exit 1',
     "curl": """case "$*" in
 *api/token*) [ -e "$FAKE/no-imds" ] && exit 7; echo secret-token ;;
-*"X-aws-ec2-metadata-token: secret-token"*tags/instance/neuronbench:expires*) cat "$FAKE/expires" 2>/dev/null || exit 22 ;;
+*"-token: secret-token"*tags/instance/neuronbench:expires*) cat "$FAKE/expires" 2>/dev/null || exit 22 ;;
 *) exit 22 ;;
 esac""",
 }

@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-
-from neuronbench.catalog.instances import instances
 from neuronbench_infra.keys import KINDS, PREFIX, SettingsError, env_name, known_keys
 from neuronbench_infra.settings import AMI_PARAMETERS, INSTANCE_TYPES, Settings, read_settings
+
+from neuronbench.catalog.instances import instances
 
 MONEY = {"budget-usd": "200", "budget-mail": "team@example.com"}
 CERTIFICATE = f"arn:aws:acm:eu-west-1:{'1' * 12}:certificate/0a"
