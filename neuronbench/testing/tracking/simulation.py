@@ -183,11 +183,10 @@ class _Box:
             self.pipe.send(said)
 
     def end(self) -> None:
-        if self.child.is_alive():
-            self.child.join(30)
-        if self.child.is_alive():
-            self.child.kill()
-            self.child.join()
+        """It has told all that it had to tell, or nobody listens any more."""
+        self.child.kill()
+        self.child.join()
+        self.pipe.close()
 
 
 def _cpu(team: Team) -> tuple[float, float, float]:
