@@ -82,7 +82,7 @@ class Project:
         return [] if session is None else [receipt.record for receipt in self.store.iter(session)]
 
 
-def ended(run: subprocess.Popen[str], timeout_s: float = 120.0) -> tuple[int, str]:
+def ended(run: subprocess.Popen[str], timeout_s: float = 240.0) -> tuple[int, str]:
     """Exit status and output of a run."""
     try:
         text, _ = run.communicate(timeout=timeout_s)
@@ -93,7 +93,7 @@ def ended(run: subprocess.Popen[str], timeout_s: float = 120.0) -> tuple[int, st
     return run.returncode, text
 
 
-def until(what: Callable[[], Any], timeout_s: float = 90.0, *, run: subprocess.Popen[str] | None = None) -> Any:
+def until(what: Callable[[], Any], timeout_s: float = 240.0, *, run: subprocess.Popen[str] | None = None) -> Any:
     """Wait for something true; a run that ends before it fails at once."""
     deadline = time.monotonic() + timeout_s
     while not (found := what()):

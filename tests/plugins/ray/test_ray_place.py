@@ -16,7 +16,7 @@ from place_project import NODE, Project, ended, held, until
 
 from neuronbench import Outcome
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

@@ -70,23 +70,25 @@ def survey(order: Order, shipment: code.Shipment) -> dict[str, Any]:
         shutil.rmtree(base, ignore_errors=True)
         base.mkdir(parents=True)
         plan = base / "plan.json"
-        done = subprocess.run(
+        with processes.spawn(
             [*_pytest(order, base), "--collect-only", "-q"],
-            cwd=_where(root, order),
+            name="pytest-collects",
             env=_environ(order, shipment) | {collecting.PLAN: str(plan)},
-            capture_output=True, text=True, timeout=SURVEY_S, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            cwd=_where(root, order),
+            log=base / "pytest.log",
+        ) as process:
+            returncode = process.wait(SURVEY_S)
+        said = (base / "pytest.log").read_text(encoding="utf-8", errors="replace").strip()[-2000:]
         if plan.is_file():
             told["plan"] = plan.read_text(encoding="utf-8")
-        if done.returncode not in (0, 5):
-            said = (done.stderr.strip() or done.stdout.strip())[-2000:]
-            told["error"] = f"pytest ended with {done.returncode} while collecting: {said}"
+        if returncode not in (0, 5):
+            told["error"] = f"pytest ended with {returncode} while collecting: {said}"
         elif not told["plan"]:
-            told["error"] = f"pytest collected, and left no plan: {(done.stdout + done.stderr).strip()[-2000:]}"
+            told["error"] = f"pytest collected, and left no plan: {said}"
     except (code.CodeError, OSError, subprocess.TimeoutExpired) as error:
         told["error"] = str(error)
     finally:
-        shutil.rmtree(base, ignore_errors=True)
+        _clear(base)
     return told
 
 
@@ -177,7 +179,7 @@ class Agent:
         """The head has everything: let go of the attempt's folder."""
         running = self._running.pop(attempt)
         running.process.terminate()
-        shutil.rmtree(running.base, ignore_errors=True)
+        _clear(running.base)
 
 
 class _Running:
@@ -215,6 +217,14 @@ class _Running:
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _clear(base: Path) -> None:
+    """Remove a folder, and those of its node and session when nothing else is in them."""
+    shutil.rmtree(base, ignore_errors=True)
+    for folder in (base.parent, base.parent.parent):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _pytest(order: Order, base: Path) -> list[str]:

@@ -33,6 +33,8 @@ NODES_S: Final = 1.0
 SILENT_S: Final = 180.0
 """An agent that is out of reach for so long is given up, whatever Ray says of its node."""
 STOP_S: Final = 30.0
+CLOSE_S: Final = 10.0
+"""How long the tidying up on nodes may take at the end."""
 NOT_RUN: Final = "not run: "
 """How the reason of points begins that were left out after a failure which made the host useless."""
 
@@ -53,9 +55,10 @@ class Member:
     actor: Any = None
     cores: Sequence[str] | None = None
     leased: bool = False
+    closing: Any = None
+    """A reference to the tidying up after an attempt, while that goes on."""
     coming: Any = None
     """A reference that is ready once the lease is there."""
-    said: bool = False
 
 
 @dataclass(kw_only=True)
@@ -117,6 +120,7 @@ class Run:
             with contextlib.suppress(KeyboardInterrupt):
                 self._interrupt()
         finally:
+            fleet.ready([member.closing for member in self.members.values() if member.closing is not None], CLOSE_S)
             for member in self.members.values():
                 if member.actor is not None:
                     fleet.end(member.actor)
@@ -149,7 +153,7 @@ class Run:
             self._lose(running, kind, cause)
         if member.actor is not None:
             fleet.end(member.actor)
-        member.actor, member.cores, member.leased, member.coming = None, None, False, None
+        member.actor, member.cores, member.leased, member.coming, member.closing = None, None, False, None, None
         if kind == "node_lost":
             del self.members[member.node.id]
             self.screen.line(f"{member.node.name} is lost: {cause}")
@@ -193,7 +197,7 @@ class Run:
             while (attempt := self.ledger.place(member.box, member.cores or (), boxes)) is not None:
                 self._start(member, attempt)
                 idle = False
-            if idle:  # others may have the box
+            if idle and member.closing is None:  # others may have the box
                 fleet.end(member.actor)
                 member.actor, member.leased = None, False
 
@@ -216,6 +220,8 @@ class Run:
                 refs[member.asked] = partial(self._met, member)
             if member.coming is not None:
                 refs[member.coming] = partial(self._leased, member)
+            if member.closing is not None:
+                refs[member.closing] = partial(self._closed, member)
         for running in self._running.values():
             refs[running.ref] = partial(self._heard, running)
         began = time.monotonic()
@@ -250,6 +256,10 @@ class Run:
                 self.ledger.bar(member.box.id, f"no agent can be started there: {fleet.why(error)[1]}")
                 self.screen.warn(f"{member.node.name} takes no part: {self.ledger.barred(member.box.id)}")
                 member.actor = None
+
+    def _closed(self, member: Member, ref: Any) -> None:
+        if ref == member.closing:
+            member.closing = None
 
     def _heard(self, running: Running, ref: Any) -> None:
         if running.attempt.id not in self._running:
@@ -346,7 +356,7 @@ class Run:
             self.ledger.over(attempt)
         self._running.pop(attempt.id, None)
         if member.actor is not None:
-            member.actor.finish.remote(attempt.id)
+            member.closing = member.actor.finish.remote(attempt.id)
 
     def _lose(self, running: Running, kind: str, cause: str, log: str = "") -> None:
         attempt = running.attempt

@@ -15,6 +15,11 @@ from neuronbench_ray.place.ledger import Attempt, Ledger, Loss
 GOOD = (Outcome.OK, Outcome.XFAILED, Outcome.SKIPPED, Outcome.CACHED)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 point`, `2 points`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 class Screen:
     """Lines on standard output, progress on standard error."""
 
@@ -40,14 +45,14 @@ class Screen:
         self.progress.done()
         show(table(("node", "neuron cores", "points it can run"), rows, right=("neuron cores", "points it can run")))
         items = sum(len(group.items) for group in groups)
-        splits = f"{items} points in {len(groups)} groups, a boot or more each"
-        say(f"{splits}; {len(skipped)} skipped" + (f", {cached} cached" if cached else ""))
+        parts = f"{counted(items, 'point')} in {counted(len(groups), 'group')}"
+        say(f"{parts}, {len(skipped)} skipped" + (f", {cached} cached" if cached else ""))
         for reason, count in Counter(skipped.values()).most_common(5):
             say(f"  skipped {count}: {reason}")
 
     def placed(self, attempt: Attempt) -> None:
         on = f" (cores {','.join(attempt.cores)})" if attempt.cores else ""
-        self.line(f"{attempt.box.name}{on} takes {attempt.group.id}: {len(attempt.group.items)} points, {attempt.id}")
+        self.line(f"{attempt.box.name}{on} takes {counted(len(attempt.group.items), 'point')} ({attempt.id})")
 
     def recorded(self, attempt: Attempt, record: Record, headline: str) -> None:
         word = f"{record.outcome}"
@@ -69,7 +74,8 @@ class Screen:
         live = ledger.live
         running = ", ".join(f"{one.box.name}: {one.running or 'starting'}" for one in live)
         waiting = len(ledger.missing)
-        self.progress(f"{len(ledger.done)} recorded, {waiting} waiting, {boxes} nodes; {running}")
+        where = f", {counted(boxes, 'node')}" + (f"; {running}" if running else "")
+        self.progress(f"{len(ledger.done)} recorded, {waiting} waiting{where}")
 
     def ends(self, counts: Mapping[str, int], seconds: float, missing: Sequence[str], where: str) -> None:
         self.progress.done()
@@ -78,6 +84,8 @@ class Screen:
         if len(missing) > 20:
             say(f"  missing: and {len(missing) - 20} more")
         said = ", ".join(f"{count} {word}" for word, count in counts.items() if count) or "nothing was run"
+        if counts.get("lost attempts") == 1:
+            said = said.replace("1 lost attempts", "1 lost attempt")
         say(f"{said} in {seconds:.1f} s")
         say(f"receipts: {where}")
         sys.stdout.flush()
