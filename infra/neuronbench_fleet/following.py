@@ -19,6 +19,8 @@ from neuronbench_fleet.runs import BOX_LOST, HASH_MISMATCH, Asked, exit_status, 
 from neuronbench_fleet.stream import Follower, Piece, line_of, so_far
 
 EVERY_S: Final = 5.0
+RECEIPTS_EVERY: Final = 12
+"""Looks of which one lists the receipts, whatever the events say."""
 STATE_EVERY_S: Final = 30.0
 """Between two questions to EC2 whether the box is still there."""
 SILENCE_S: Final = 300.0
@@ -110,6 +112,7 @@ def follow(
     follower, screen = Follower(store=store, run=asked.run), Screen(tail=tail, console=console)
     heard = asked_state = aws.pace.now_s()
     troubled = silent = False
+    looks = 0
     lost = ""
     while True:
         try:
@@ -118,10 +121,14 @@ def follow(
             for problem in follower.problems:
                 host.complain(f"damaged: {problem}")
             follower.problems.clear()
-            if receipts is not None:
+            news = lost or follower.finished or any(e.get("kind") == "shipped" for p in pieces for e in p.events())
+            if receipts is not None and (news or looks % RECEIPTS_EVERY == 0):
                 receipts.fetch()
+            looks += 1
             troubled = False
         except StoreError as error:
+            if error.kind == "store_auth":  # asking again does not help: somebody has to sign in
+                raise
             pieces = []
             if not troubled:
                 host.complain(f"the bucket cannot be read, and is asked again: {error.message}")

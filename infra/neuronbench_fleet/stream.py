@@ -11,6 +11,8 @@ from neuronbench.weights import Blobs
 from neuronbench_fleet.remote.keys import PieceKey, What, boxes_prefix, parse_piece
 from neuronbench_fleet.remote.prior import read_piece
 
+_ALL_EVERY: Final = 12
+"""Looks of which one finds new boxes, and new starts of agents; the others see only how known streams go on."""
 _SHOWN: Final = frozenset(
     {"boot", "fetched", "left_over", "started", "stopping", "suspended", "crashed", "cost", "trouble", "failed",
      "finished"}
@@ -52,6 +54,9 @@ class Follower:
     finished: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """Box → the event with which the run ended there."""
     _read: set[tuple[str, str, int, int]] = field(default_factory=set)
+    _at: dict[tuple[str, What], tuple[int, int]] = field(default_factory=dict)
+    """Stream → boot and number of its latest piece that was read."""
+    _polls: int = 0
 
     @property
     def end(self) -> Mapping[str, Any] | None:
@@ -66,7 +71,7 @@ class Follower:
     def poll(self) -> list[Piece]:
         """What is new, box by box in the order it was written. Raises `StoreError`."""
         waiting: dict[tuple[str, What], dict[tuple[int, int], list[PieceKey]]] = {}
-        for key in self.store.keys(boxes_prefix(self.run)):
+        for key in self._keys():
             piece = parse_piece(self.run, key)
             if piece is not None and (piece.box, piece.what, piece.boot, piece.number) not in self._read:
                 stream = waiting.setdefault((piece.box, piece.what), {})
@@ -80,12 +85,23 @@ class Follower:
                         break  # its writer finds out, and puts the right one beside it
                     self.problems.append(f"{sorted(stream[position])[0].key(self.run)} is not what was written")
                 self._read.add((box, what, *position))
+                self._at[(box, what)] = max(position, self._at.get((box, what), position))
                 if found is not None:
                     came.append(Piece(box=box, what=what, boot=position[0], data=found))
         for piece_ in came:
             for event in piece_.events():
                 self._hear(piece_.box, event)
         return came
+
+    def _keys(self) -> Iterator[str]:
+        """Keys of pieces that may be new. All of a run are listed now and then only: a day makes ten thousand."""
+        self._polls += 1
+        if self._polls % _ALL_EVERY == 1:
+            yield from self.store.keys(boxes_prefix(self.run))
+            return
+        for (box, what), (boot, number) in list(self._at.items()):
+            for block in sorted({number // 100, (number + 1) // 100}):
+                yield from self.store.keys(f"{boxes_prefix(self.run)}{box}/{what}/{boot:04d}-{block:04d}")
 
     def _first_right(self, candidates: list[PieceKey]) -> bytes | None:
         return next((data for one in candidates if (data := read_piece(self.store, self.run, one)) is not None), None)

@@ -143,6 +143,10 @@ def _ask(
             f"--max-usd: nobody knows what an hour of {box.id} costs",
             remedy="give --max-hours; or say the price when starting boxes: fleet up --usd-per-hour",
         )
+    if after == "stop" and box.purchase == "spot":
+        raise UsageError(
+            f"--after stop: {box.id} is a spot box, which can only be terminated", remedy="--after terminate"
+        )
     environment = _environment(env)
     target = runs.archive_folder(here.settings.cache_dir) / "code.tar.gz"
     made = bundle.make(here.settings.root, target, require_clean=require_clean)

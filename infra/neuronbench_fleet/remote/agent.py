@@ -183,7 +183,7 @@ class Agent:
                         self.event("stopping", reason=why.kind, text=why.text)
                         child.interrupt(process)
                         asked_at = time.monotonic()
-                elif time.monotonic() - asked_at > child.GRACE_S:
+                elif time.monotonic() - asked_at > (child.SPOT_GRACE_S if why.kind == "spot" else child.GRACE_S):
                     process.terminate()
         finally:
             process.terminate()  # leaves nothing of pytest's behind, whatever ends this

@@ -16,6 +16,8 @@ from neuronbench_fleet.remote.state import Order, State
 
 GRACE_S: Final = 120.0
 """What pytest gets to stop its servers and to close the open record."""
+SPOT_GRACE_S: Final = 50.0
+"""The same where the box is gone in two minutes, and the record has to be sent before."""
 _LEFT_OVER_S: Final = 60.0
 _NEURON_TOOLS: Final = "/opt/aws/neuron/bin"
 _CHILD: Final = "child"
