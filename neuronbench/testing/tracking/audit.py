@@ -5,7 +5,6 @@ No pusher is asked, and no MLflow: a client that counts wrong, or a server that 
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -59,27 +58,23 @@ class Audit:
 
 def audit(team: Team, expected: Iterable[Expected]) -> Audit:
     """Hold the team's database and bucket against what is `expected`, and the sessions in it against nothing more."""
-    psycopg: Any = importlib.import_module("psycopg")
     wanted = {each.receipt: each for each in expected}
     found = Audit(receipts=len(wanted))
-    with psycopg.connect(team.database.address()) as connection:
 
-        def rows(query: str) -> list[tuple[Any, ...]]:
-            return list(connection.execute(query).fetchall())
+    def rows(query: str) -> list[tuple[Any, ...]]:
+        return list(team.database.connection.execute(query).fetchall())
 
-        runs = rows(_RUNS)
-        parents = rows(_PARENTS)
-        metrics = {run: (n, total) for run, n, total in
-                   rows("SELECT run_uuid, count(*), sum(value) FROM metrics GROUP BY 1")}  # fmt: skip
-        latest = dict(rows("SELECT run_uuid, count(*) FROM latest_metrics GROUP BY 1"))
-        params = dict(rows("SELECT run_uuid, count(*) FROM params GROUP BY 1"))
-        inputs = dict(rows("SELECT destination_id, count(*) FROM inputs GROUP BY 1"))
-        traces = dict(
-            rows("SELECT value, count(*) FROM trace_request_metadata WHERE key = 'mlflow.sourceRun' GROUP BY 1")
-        )
-        incomplete = rows("SELECT run_uuid, value FROM tags WHERE key = 'nb.incomplete'")
-        ((found.taken_back,),) = rows("SELECT count(*) FROM runs WHERE lifecycle_stage <> 'active'")
-        ((found.database_bytes,),) = rows("SELECT pg_database_size(current_database())")
+    runs = rows(_RUNS)
+    parents = rows(_PARENTS)
+    metrics = {run: (n, total) for run, n, total in
+               rows("SELECT run_uuid, count(*), sum(value) FROM metrics GROUP BY 1")}  # fmt: skip
+    latest = dict(rows("SELECT run_uuid, count(*) FROM latest_metrics GROUP BY 1"))
+    params = dict(rows("SELECT run_uuid, count(*) FROM params GROUP BY 1"))
+    inputs = dict(rows("SELECT destination_id, count(*) FROM inputs GROUP BY 1"))
+    traces = dict(rows("SELECT value, count(*) FROM trace_request_metadata WHERE key = 'mlflow.sourceRun' GROUP BY 1"))
+    incomplete = rows("SELECT run_uuid, value FROM tags WHERE key = 'nb.incomplete'")
+    ((found.taken_back,),) = rows("SELECT count(*) FROM runs WHERE lifecycle_stage <> 'active'")
+    ((found.database_bytes,),) = rows("SELECT pg_database_size(current_database())")
     told = _Told(found)
     sessions = {each.session for each in wanted.values()}
     parents = [row for row in parents if row[0].partition(" ")[0] in sessions]

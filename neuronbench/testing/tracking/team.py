@@ -126,6 +126,8 @@ class Database:
     pid: int
     uris: dict[str, str]
     """As SQLAlchemy reads them."""
+    connection: Any
+    """Of psycopg, to MLflow's database: open from the start, so that it is there when all others are taken."""
 
     def address(self, name: str = "mlflow") -> str:
         """As psycopg reads it."""
@@ -230,7 +232,9 @@ def _postgres(max_connections: int) -> Iterator[Database]:
                     connection.execute(f"CREATE DATABASE {name}")
             pid = int((folder / "data" / "postmaster.pid").read_text().split("\n", 1)[0])
             names = ("mlflow", "auth")
-            yield Database(pid=pid, uris={name: server.get_uri(database=name, driver="psycopg") for name in names})
+            with psycopg.connect(server.get_uri(database="mlflow"), autocommit=True) as connection:
+                uris = {name: server.get_uri(database=name, driver="psycopg") for name in names}
+                yield Database(pid=pid, uris=uris, connection=connection)
         finally:
             server.cleanup()
             shutil.rmtree(folder, ignore_errors=True)
