@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
@@ -14,11 +15,15 @@ from neuronbench.commands import host
 
 if TYPE_CHECKING:
     from neuronbench.caches import Shared
-    from neuronbench.protocols import Cache
+    from neuronbench.protocols import Cache, CacheEntry
     from neuronbench.weights.entries import Entry, EntryStore
     from neuronbench.weights.meter import Meter
 
 Store = Annotated[str, typer.Argument(metavar="STORE", help="s3://BUCKET/PREFIX, or a folder.")]
+Job = TypeVar("Job")
+Done = TypeVar("Done")
+_LARGE_BYTES: Final = 16 << 20
+_AT_ONCE: Final = 8
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 Scopes = Annotated[
@@ -88,13 +93,17 @@ def push(context: typer.Context, store: Store, dry_run: DryRun = False, as_json:
                 except ValueError as error:
                     note(label, "left", entry.size_bytes, str(error))
         meter = Meter(say, sum(entry.size_bytes for _, entry, _, _ in planned))
-        for number, (cache, entry, label, scope) in enumerate(planned, start=1):
-            meter.label(f"sending {number} of {len(planned)}, {label}")
+        meter.label(f"sending {counted(len(planned), 'entry', 'entries')}")
+
+        def send(job: tuple[Shared, CacheEntry, str, str]) -> tuple[str, int]:
+            cache, entry, label, scope = job
             if dry_run:
-                known = place.has(scope, entry.key)
-                note(label, "there" if known else "would", entry.size_bytes, "", scope=scope)
-                continue
-            done, moved = place.put(scope, entry.key, cache.files(entry.key), meter=meter)
+                return ("there" if place.has(scope, entry.key) else "would"), 0
+            if entry.size_bytes > _LARGE_BYTES:
+                meter.label(f"sending {label}")
+            return place.put(scope, entry.key, cache.files(entry.key), meter=meter)
+
+        for (_, entry, label, scope), (done, moved) in _side_by_side(planned, lambda job: job[1].size_bytes, send):
             why = "the store has another of that key, made elsewhere; it stays" if done == "other" else ""
             note(label, done, entry.size_bytes, why, scope=scope, moved=moved)
     if as_json:
@@ -150,12 +159,17 @@ def pull(
                     why = f"{wrong}; to have the store's: neuronbench cache prune, pull" if wrong else ""
                     note(label, "left" if wrong else "there", entry.size_bytes, why)
         meter = Meter(say, sum(entry.size_bytes for _, entry, _ in planned))
-        for number, (cache, entry, label) in enumerate(planned, start=1):
-            meter.label(f"getting {number} of {len(planned)}, {label}")
+        meter.label(f"getting {counted(len(planned), 'entry', 'entries')}")
+
+        def fetch(job: tuple[Shared, Entry, str]) -> tuple[str, str]:
+            cache, entry, label = job
             if dry_run:
-                note(label, "would_get", entry.size_bytes)
-                continue
-            done, why = _pulled(place, cache, entry, meter)
+                return "would_get", ""
+            if entry.size_bytes > _LARGE_BYTES:
+                meter.label(f"getting {label}")
+            return _pulled(place, cache, entry, meter)
+
+        for (_, entry, label), (done, why) in _side_by_side(planned, lambda job: job[1].size_bytes, fetch):
             note(label, done, entry.size_bytes, why)
     refused = sum(row["done"] == "refused" for row in rows)
     if as_json:
@@ -172,6 +186,25 @@ def pull(
         )
     if refused:
         raise typer.Exit(host.FAILURE)
+
+
+def _side_by_side(
+    jobs: Sequence[Job], size: Callable[[Job], int], do: Callable[[Job], Done]
+) -> Iterator[tuple[Job, Done]]:
+    """Do them all, and say what came of each: many small ones at a time, for which each request is a wait; then the
+    large ones, each of which goes in several parts at a time by itself."""
+    small = [job for job in jobs if size(job) <= _LARGE_BYTES]
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="nb-cache") as threads:
+        coming = [threads.submit(do, job) for job in small]
+        try:
+            for job, future in zip(small, coming, strict=True):
+                yield job, future.result()
+        finally:
+            for future in coming:
+                future.cancel()
+    for job in jobs:
+        if size(job) > _LARGE_BYTES:
+            yield job, do(job)
 
 
 def _pulled(place: EntryStore, cache: Shared, entry: Entry, meter: Meter) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from neuronbench import keylocks
 from neuronbench.weights.manifest import CHUNK, FULL_DISK, FileEntry, StoreError, mismatch
 from neuronbench.weights.meter import Meter
 
+_YOUNG_S: Final = 60.0
 _QUIET: Final = "Let the program that writes it come to its end first."
 
 
@@ -169,6 +171,8 @@ class LocalBlobs:
         """Take away what processes that were killed have left of an object."""
         for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
             with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime < _YOUNG_S:
+                    continue  # it may not be locked yet
                 lock = keylocks.take(left)
                 if lock is not None:
                     with lock:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +27,7 @@ PART_BYTES: Final = 32 << 20
 """Larger objects go in parts of this size, or of as much more as keeps them below `_MOST_PARTS`."""
 PART_VARIABLE: Final = "NEURONBENCH_S3_PART_BYTES"
 """Another size of parts, in bytes; S3 takes none below 5 MiB. An upload goes on with the size it was begun with."""
+_FEW_BYTES: Final = 256 << 10
 _MOST_PARTS: Final = 9000
 """S3 allows 10,000."""
 _AT_ONCE: Final = 8
@@ -34,6 +36,9 @@ _ATTEMPTS: Final = 10
 """Of a request, with growing pauses between them: throttled, or the connection broke."""
 _SENDS: Final = 4
 """Times an object is sent that arrives damaged."""
+_CONFLICTS: Final = 8
+"""Times that another writer of the same object may be in the way."""
+_PAUSE_S: Final = 0.1
 
 
 class S3Blobs:
@@ -86,7 +91,8 @@ class S3Blobs:
 
     def write_file(self, key: str, path: Path, entry: FileEntry, meter: Meter) -> Sent:
         part = self._part(entry.size_bytes)
-        if self.size(key) is not None:
+        # A file of a few bytes is not asked for first: the write is conditional, one request instead of two.
+        if entry.size_bytes > _FEW_BYTES and self.size(key) is not None:
             meter.there(entry.size_bytes)
             return Sent(there=True)
         if entry.size_bytes <= part:
@@ -184,24 +190,23 @@ class S3Blobs:
 
     def _conditional(self, call: Callable[..., Any], key: str, **more: Any) -> Any:
         """Make an object appear unless there is one: the answer; None when there is."""
-        target = {**self._target(key), **more}
-        try:
-            return call(**target, IfNoneMatch="*")
-        except Exception as error:
-            code = s3_errors.code(error)
-            if code in s3_errors.THERE:
-                return None
-            if code not in s3_errors.UNKNOWN and code not in s3_errors.CONFLICT:
-                self._fail(error, "write", key)
+        target: dict[str, Any] = {**self._target(key), **more, "IfNoneMatch": "*"}
+        for attempt in itertools.count(1):
+            try:
+                return call(**target)
+            except Exception as error:
+                code = s3_errors.code(error)
+                if code in s3_errors.THERE:
+                    return None
+                if code in s3_errors.UNKNOWN and "IfNoneMatch" in target:
+                    del target["IfNoneMatch"]  # then it is asked first
+                elif code in s3_errors.CONFLICT and attempt < _CONFLICTS:
+                    time.sleep(_PAUSE_S * attempt)  # somebody else writes the same at this instant
+                else:
+                    self._fail(error, "write", key)
             if self.size(key) is not None:
                 return None
-            conditional = {"IfNoneMatch": "*"} if code in s3_errors.CONFLICT else {}
-            try:
-                return call(**target, **conditional)
-            except Exception as again:
-                if s3_errors.code(again) in s3_errors.THERE:
-                    return None
-                self._fail(again, "write", key)
+        raise AssertionError
 
     def _in_parts(self, key: str, parts: Iterator[bytes]) -> bool:
         """An upload of bytes that cannot be had twice: when it is cut off, nothing of it stays."""

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-BUCKET = "models"
+BUCKET = "of-faults"
 PART = 64 << 10
 """S3 takes no parts below 5 MiB; the server here is told to."""
 

@@ -162,6 +162,16 @@ def test_throttling_is_waited_out_and_in_the_end_named(s3: StandIn, place: S3Blo
     assert caught.value.kind == "store_throttled"
 
 
+def test_a_writer_of_the_same_object_that_is_in_the_way_is_waited_for(
+    s3: StandIn, place: S3Blobs, tmp_path: Path
+) -> None:
+    s3.fault("409 ConditionalRequestConflict", "PutObject", times=2)
+    s3.fault("409 ConditionalRequestConflict", "CompleteMultipartUpload")
+    done = WeightStore(place).put(model(tmp_path / "model"))
+    assert open_uploads(place) == []
+    WeightStore(place).verify(done.manifest.digest)
+
+
 def test_what_is_changed_on_its_way_up_is_refused_and_sent_again(s3: StandIn, place: S3Blobs, tmp_path: Path) -> None:
     s3.fault("corrupt", "UploadPart", times=2)
     s3.fault("corrupt", "PutObject", meets=lambda call: "/blobs/" in call.key)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from neuronbench import modelfiles, weights
+from neuronbench import keylocks, modelfiles, weights
 from neuronbench.weights import FileEntry, LocalBlobs, Manifest, StoreError, WeightStore
 from neuronbench.weights.blobs import Blobs, blobs
 
@@ -225,12 +225,27 @@ def test_an_upload_that_is_cut_off_leaves_nothing(place: Blobs, size: int) -> No
     leftovers(place)
 
 
+def test_what_a_killed_writer_left_in_a_folder_goes_and_what_another_writes_stays(tmp_path: Path) -> None:
+    place = LocalBlobs(tmp_path / "store")
+    (tmp_path / "store" / "blobs").mkdir(parents=True)
+    left, held, young = (tmp_path / "store" / "blobs" / f".x.{name}" for name in ("1", "2", "3"))
+    for path in (left, held, young):
+        path.write_bytes(b"half")
+    for path in (left, held):
+        os.utime(path, (1.0, 1.0))
+    lock = keylocks.take(held)
+    assert lock is not None
+    with lock:
+        assert place.write("blobs/x", [b"one"], 3)
+    assert [path.exists() for path in (left, held, young)] == [False, True, True]
+
+
 def leftovers(place: Blobs) -> None:
     """Nothing half-written is left: no temporary file, no open upload."""
     if isinstance(place, LocalBlobs):
         assert not [path for path in place.folder.rglob(".*") if path.is_file()]
     else:
-        assert not place._client.list_multipart_uploads(Bucket=BUCKET).get("Uploads")  # type: ignore[attr-defined]
+        assert not place._client.list_multipart_uploads(Bucket=BUCKET, Prefix=place.prefix).get("Uploads")  # type: ignore[attr-defined]
 
 
 def test_a_model_whose_upload_was_cut_off_is_no_model(place: Blobs, tmp_path: Path) -> None:
