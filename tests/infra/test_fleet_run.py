@@ -329,6 +329,7 @@ def test_what_cannot_be_meant_is_said_before_anything_is_sent(fleet: Lab, capfd:
     for extra, arguments, status, words in (
         (("--max-usd", "5"), ARGS, 2, "nobody knows what an hour of"),
         (("--after", "stop"), ARGS, 2, "is a spot box"),
+        (("--max-hour", "3"), ARGS, 2, "did you mean --max-hours?"),
         (("--env", "HF_TOKEN=x"), ARGS, 2, "may be a secret"),
         (("--env", "novalue"), ARGS, 2, "expected NAME=VALUE"),
         (("--require-clean",), ARGS, 1, "differs from its commit"),

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 SETTINGS: Final = {"ignore_unknown_options": True}
 _REPLACEMENTS: Final = 5
 _TAIL: Final = 40
+_OWN: Final = (
+    "--after", "--max-hours", "--max-usd", "--follow", "--no-follow", "--replace", "--require-clean", "--setup",
+    "--python", "--deployment", "--region", "--profile", "--dry-run",
+)  # fmt: skip
+"""What is not known here goes to pytest; a misspelt limit must not."""
 _LEAST_HOURS: Final = 0.25
 """Less than this is not worth another box."""
 _READY_S: Final = 1200.0
@@ -246,10 +251,18 @@ def _another(here: Host, aws: Aws, where: Deployment, asked: Asked, lost: Box) -
 
 def _pytest_args(here: Host, kind: str, given: list[str]) -> list[str]:
     """pytest's arguments: the folder of benchmarks where no path was named, the kind's marker where nothing was."""
+    import difflib
+
     from neuronbench_fleet.errors import UsageError
 
     for argument in given:
-        if argument.split("=")[0] == "--nb-data-root":
+        option = argument.split("=")[0]
+        meant = difflib.get_close_matches(option, _OWN, n=1, cutoff=0.85) if option[:2] == "--" else []
+        if meant:
+            raise UsageError(
+                f"{option} is neither an option of this command nor one of pytest's: did you mean {meant[0]}?"
+            )
+        if option == "--nb-data-root":
             raise UsageError("--nb-data-root: a run on a box has a folder of its own, from which receipts are sent")
     if not given:
         return ["benchmarks", "-m", kind] if kind else ["benchmarks"]
