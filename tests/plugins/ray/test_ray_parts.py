@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import neuronbench_ray
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,6 +26,8 @@ from neuronbench.load.nodes import NodeTally
 from neuronbench.load.plan import Plan, make_plan
 from neuronbench.load.planfile import PlanView
 from neuronbench.load.workload import Warmup, synthetic
+from neuronbench.model import FrozenMap, Point, Record
+from neuronbench.plugins import Plugins
 from neuronbench.protocols import PointFailure, Vocabulary
 
 VOCABULARY = Vocabulary(size=32_000, special_ids=(0, 1, 2))
@@ -313,6 +316,25 @@ def test_a_number_of_nodes_in_the_environment_is_checked(monkeypatch: pytest.Mon
     assert hooks.asked() == 3
     monkeypatch.delenv(hooks.VARIABLE)
     assert hooks.asked() is None
+
+
+def test_what_a_point_sends_comes_from_the_nodes_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    plugins = Plugins(entry_points=False)
+    plugins.register(neuronbench_ray, name="ray", source="test", strict=True)
+    point = Point(benchmark="bench_x.py::bench_x", lane="serving", backend="cpu", params=FrozenMap(), id="x")
+
+    def driving() -> Any:
+        return plugins.measuring(point, None, Record(session="s", point=point), crews.current)
+
+    assert driving() is None
+    monkeypatch.setenv(hooks.VARIABLE, "2")
+    crew = driving()
+    assert type(crew).__name__ == "RayCrew"
+    assert driving() is crew  # one connection for all points
+    assert crews.current() is None
+    plugins.session_finished(None, 0)
+    assert hooks._made == {}
 
 
 # -- the agent --------------------------------------------------------------------------------------------------------
