@@ -116,16 +116,19 @@ def buy(aws: Aws, offer: Offer, tags: Mapping[str, str]) -> Reservation | None:
 
 
 def await_begin(
-    aws: Aws, reservation: Reservation, *, until: dt.datetime, progress: Callable[[str], None]
+    aws: Aws, reservation: Reservation, *, until: dt.datetime, deadline_s: float, progress: Callable[[str], None]
 ) -> Reservation:
-    """Wait until boxes can be started in it. Raises `FleetError` where it begins too late or not at all."""
+    """Wait until boxes can be started in it. Raises `FleetError` where it begins too late or not at all.
+
+    None of these failures is one that a search goes on from: it would buy another block.
+    """
     now = reservation
     while now.state != "active":
         if now.state not in _WAITING:
-            raise FleetError(f"Capacity Block {now.id} is {now.state}", kind="capacity", remedy="see the EC2 console")
-        if now.start is not None and now.start > until:
+            raise FleetError(f"Capacity Block {now.id} is {now.state}", remedy="see the EC2 console")
+        if (now.start is not None and now.start > until) or aws.pace.now_s() > deadline_s:
             raise FleetError(
-                f"Capacity Block {now.id} begins at {now.start:%Y-%m-%d %H:%M} UTC, after what --wait allows",
+                f"Capacity Block {now.id} is {now.state} until after what --wait allows (it begins {_begins(now)})",
                 kind="limit",
                 remedy="the same `fleet up` again by then: it uses this block and buys no other",
             )
@@ -134,7 +137,10 @@ def await_begin(
         aws.pace.wait(_EVERY_S)
         found = find(aws, "", "", id_=now.id)
         if found is None:
-            raise FleetError(f"Capacity Block {now.id} cannot be used any more", kind="capacity")
+            raise FleetError(
+                f"Capacity Block {now.id} cannot be used any more: cancelled, or its payment failed",
+                remedy="see the EC2 console before another is bought",
+            )
         now = found
     return now
 
@@ -147,10 +153,13 @@ def _look_up(aws: Aws, marks: Mapping[str, str], error: AwsError) -> Reservation
         aws.pace.wait(5.0)
     raise FleetError(
         f"whether the Capacity Block was bought is not known: {error}",
-        kind="network",
         remedy="look in the EC2 console under Capacity Reservations before anything is bought again; the same"
         " `fleet up` finds it by its tags",
     )
+
+
+def _begins(reservation: Reservation) -> str:
+    return "at a time not known" if reservation.start is None else f"{reservation.start:%Y-%m-%d %H:%M} UTC"
 
 
 def _rate(offer: Offer) -> Rate:

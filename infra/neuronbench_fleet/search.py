@@ -20,7 +20,7 @@ from neuronbench_fleet.launch import Launched, launch, tags_of
 from neuronbench_fleet.pace import backoff_s
 
 _HOPELESS: frozenset[Kind] = frozenset({"quota", "price", "unsupported"})
-_STOPS: frozenset[Kind] = frozenset({"auth", "invalid", "not_found", "conflict", "failed"})
+_STOPS: frozenset[Kind] = frozenset({"auth", "invalid", "not_found", "conflict", "failed", "limit"})
 FIRST_WAIT_S, LONGEST_WAIT_S = 10.0, 120.0
 
 
@@ -61,6 +61,8 @@ class Search:
     attempts: list[Attempt] = field(default_factory=list)
     started_with: Candidate | None = None
     round: int = 0
+    bought: str = ""
+    """The Capacity Block that this search has bought."""
     there: frozenset[str] = frozenset()
     """Boxes of the fleet that are known and stay."""
 
@@ -129,6 +131,10 @@ class Search:
         until = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=max(deadline_s - aws.pace.now_s(), 0.0))
         mine = blocks.find(aws, order.deployment.name, order.fleet, id_=order.box.reservation)
         if mine is None:
+            if self.bought:  # whatever became of it: never two for one command
+                raise FleetError(
+                    f"Capacity Block {self.bought} was bought and is not there", remedy="see the EC2 console"
+                )
             offer = self._offer(candidate, until)
             self.say(f"Capacity Block: {offer}; paid at once, never refunded")
             if not aws.dry_run and not self.confirm(offer):
@@ -136,13 +142,14 @@ class Search:
             mine = blocks.buy(aws, offer, tags_of(order, "block"))
             if mine is None:
                 return []
+            self.bought = mine.id
             self.say(f"bought: Capacity Block {mine.id}")
         if mine.zone not in candidate.subnets:
             raise FleetError(
                 f"Capacity Block {mine.id} is in {mine.zone}: no subnet of the deployment is", kind="unsupported"
             )
         if not aws.dry_run:
-            mine = blocks.await_begin(aws, mine, until=until, progress=self.progress)
+            mine = blocks.await_begin(aws, mine, until=until, deadline_s=deadline_s, progress=self.progress)
         rate = mine.rate if order.limits.usd_per_hour is None else told_rate(order.limits.usd_per_hour)
         in_zone = Candidate(purchase="block", zone=mine.zone, subnets=candidate.subnets, rate=rate)
         return launch(
