@@ -41,7 +41,7 @@ class BaseStack(StackWithZones):
     def __init__(self, scope: Construct, name: str, *, settings: Settings, **stack: Any) -> None:
         super().__init__(scope, name, description=f"neuronbench {settings.deployment}: bucket, network, guard", **stack)
         self.zones = zones_of(settings.network)
-        self.key = make_key(self, settings.deployment)
+        self.key = make_key(self, settings.deployment, groups=any(box.purchase == "asg" for box in settings.boxes))
         self.logs = make_log_bucket(self)
         self.bucket = make_bucket(self, "Bucket", key=self.key, logs=self.logs, prefix="bucket")
         write_once(self.bucket)

@@ -15,7 +15,7 @@ KEEP_LOGS_DAYS = 400
 KEEP_OLD_VERSIONS_DAYS = 365
 
 
-def make_key(scope: Construct, deployment: str) -> kms.Key:
+def make_key(scope: Construct, deployment: str, *, groups: bool) -> kms.Key:
     """The deployment's key. A key of our own is a second lock: who may read the bucket by mistake still cannot."""
     key = kms.Key(
         scope,
@@ -32,6 +32,19 @@ def make_key(scope: Construct, deployment: str) -> kms.Key:
                 actions=["kms:Decrypt", "kms:GenerateDataKey*"],
                 resources=["*"],  # of a key's policy: this key
                 conditions={"StringEquals": {"aws:SourceAccount": Aws.ACCOUNT_ID}},
+            )
+        )
+    if groups:  # Auto Scaling tells of boxes through an encrypted topic, as a role of this account that AWS makes
+        role = "role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling*"
+        key.add_to_resource_policy(
+            iam.PolicyStatement(
+                principals=[iam.AnyPrincipal()],
+                actions=["kms:Decrypt", "kms:GenerateDataKey*"],
+                resources=["*"],
+                conditions={
+                    "StringEquals": {"kms:CallerAccount": Aws.ACCOUNT_ID},
+                    "ArnLike": {"aws:PrincipalArn": f"arn:{Aws.PARTITION}:iam::{Aws.ACCOUNT_ID}:{role}"},
+                },
             )
         )
     return key

@@ -60,10 +60,11 @@ def database_uri(environ: Mapping[str, str], name: str) -> str:
 
 def auth_config(environ: Mapping[str, str]) -> str:
     """MLflow's file of who may enter. The administrator is made from the environment, on the first start only."""
+    uri = database_uri(environ, DATABASES[1]).replace("%", "%%")  # its parser takes one as the start of a name
     return (
         "[mlflow]\ndefault_permission = READ\n"
         "auth_cache_ttl_seconds = 600\n"  # else it hashes the password at every request
-        f"database_uri = {database_uri(environ, DATABASES[1])}\n"
+        f"database_uri = {uri}\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
 
