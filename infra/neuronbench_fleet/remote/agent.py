@@ -76,7 +76,11 @@ class Agent:
         """Note something; it goes to the store with the next piece. From any thread."""
         with self._lock:
             self._number += 1
-            line = json.dumps({"at": utc_now(), "boot": self.boot, "n": self._number, "kind": kind, **told})
+            spent = {
+                "hours": round(self.hours, 4),
+                "usd": self._usd(),
+            }  # each: the next box counts on from the last one
+            line = json.dumps({"at": utc_now(), "boot": self.boot, "n": self._number, "kind": kind, **told, **spent})
             with self._events.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         print(line, flush=True)  # the journal of the box has it, too
@@ -97,7 +101,6 @@ class Agent:
         """Measure, send, end. The exit status of this process."""
         self.event(
             "boot", run=self.order.run, instance=self.order.instance, code=self.order.code.name, pid=os.getpid(),
-            hours=round(self.hours, 4), usd=self._usd(),
         )  # fmt: skip
         self.shipper.start()
         self.spot.start()
@@ -200,7 +203,7 @@ class Agent:
             for step in _WARN_AT:
                 if share >= step > self._warned:
                     self._warned = step
-                    self.event("cost", text=f"{usd:.2f} USD of {self.order.max_usd:g} are spent", usd=round(usd, 4))
+                    self.event("cost", text=f"{usd:.2f} USD of {self.order.max_usd:g} are spent")
         return self.spot.notice or self.limits.reached(hours=self.hours, usd=usd, expires=self.spot.expires)
 
     def _going_down(self, text: str) -> int:
@@ -217,8 +220,7 @@ class Agent:
                 return self._going_down("pytest has ended, and not everything was sent yet")
         self._keep_clock()
         self.event(
-            "finished", **ended, shipped=len(self.shipper.sent), refused=self.shipper.refused,
-            hours=round(self.hours, 4), usd=self._usd(), after=self.order.after,
+            "finished", **ended, shipped=len(self.shipper.sent), refused=self.shipper.refused, after=self.order.after,
         )  # fmt: skip
         while not self.shipper.drain(self.order.poll_s):
             if self.asked.is_set():
@@ -269,7 +271,7 @@ class Agent:
     def _progress(self) -> None:
         self.event(
             "progress", line=_last_line(self.state.console(self.boot)), receipts=len(self._seen),
-            shipped=len(self.shipper.sent), hours=round(self.hours, 4), usd=self._usd(), trouble=self.shipper.trouble,
+            shipped=len(self.shipper.sent), trouble=self.shipper.trouble,
         )  # fmt: skip
 
     def _usd(self) -> float | None:
