@@ -237,5 +237,4 @@ def test_nobody_listens(run: Run) -> None:
     ran = run(url="http://127.0.0.1:9", deadline_s=20.0)
     assert ran.drive.status in ("server_gone", "all_failed")
     assert {row["failure"] for row in ran.rows} <= {"connect_refused", "abandoned"}
-    assert ran.drive.seconds < 15
     assert ran.reduction.gate("window_complete").passed is False

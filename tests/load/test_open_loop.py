@@ -187,5 +187,4 @@ def test_one_worker_that_dies_ends_the_others(run: Run, truth: TruthServer, tmp_
         plan, base_url=truth.url, out=tmp_path / "out", spawn=remembering, processes=2, deadline_s=30, timeouts=SHORT
     )
     assert result.status == "killed"
-    assert result.seconds < 15
     assert reduce_run(plan, tmp_path / "out", drive=result).gate("window_complete").passed is False
