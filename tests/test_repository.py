@@ -88,7 +88,8 @@ def test_what_is_imported_is_declared() -> None:
     fakes = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("neuronbench/testing/neuron/packages/**/*.py")}
     in_a_stack = frozenset({"neuronbench/backends/cpu/convert_gguf.py", *handlers, *fakes})
     used = imported(ROOT / "neuronbench", skip=in_a_stack)
-    extras = {"boto3": {"neuronbench/weights/s3.py"}}  # what an extra brings, and who may import it
+    s3 = {"neuronbench/weights/s3.py"}
+    extras = {"boto3": s3, "botocore": s3}  # what an extra brings, and who may import it
     assert [text.partition(">")[0] for text in PROJECT["project"]["optional-dependencies"]["s3"]] == list(extras)
     known = declared(PROJECT["project"]) | {"neuronbench"}
     unknown = {
