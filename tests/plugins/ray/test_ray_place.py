@@ -15,6 +15,7 @@ import pytest
 from place_project import NODE, Project, ended, held, until
 
 from neuronbench import Outcome
+from neuronbench.shipping import open_shelf
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -42,8 +43,10 @@ def gone(pid: int) -> Callable[[], bool]:
     return lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_every_point_is_measured_once_on_a_box_to_itself(project: Project) -> None:
-    status, text = ended(project.start("--", "benchmarks", "-m", "fake", "--nb-repeats", "2", "-k", "held"))
+def test_every_point_is_measured_once_on_a_box_to_itself(project: Project, tmp_path: Path) -> None:
+    shelf = str(tmp_path / "shelf")
+    args = ("benchmarks", "-m", "fake", "--nb-repeats", "2", "-k", "held")
+    status, text = ended(project.start("--store", shelf, "--", *args))
     records = project.records()
     assert status == 0, text
     names = [record.receipt_name for record in records if record.kind == "point"]
@@ -66,6 +69,7 @@ def test_every_point_is_measured_once_on_a_box_to_itself(project: Project) -> No
         assert len({record.tags["ray.attempt"] for record in records if record.point.id == point}) == 1
     assert all(record.environment.facts["code.sha256"] for record in records)
     assert "16 ok" in text
+    assert sorted(name for _, name in open_shelf(shelf).names().whole) == sorted(names), "sent on as they came in"
 
 
 def test_what_is_lost_is_recorded_and_measured_elsewhere(project: Project, cluster: Any, tmp_path: Path) -> None:
