@@ -42,8 +42,8 @@ class CompileCache:
     and grouping of this host's cores (`v2`, `v3-lnc2`), empty where there are none.
 
     A graph's executable depends on the compiler and the cores alone; the runtime has to be one that the compiler is
-    for, which it has to be for what is compiled on the spot, too. What NxDI keeps is a model that torch has saved, and is of
-    use to the same NxDI and torch only: they are in the scopes of `nxdi`.
+    for, which it has to be for what is compiled on the spot, too. What NxDI keeps is a model that torch has saved, and
+    is of use to the same NxDI and torch only: they are in the scopes of `nxdi`.
     """
 
     def __init__(
