@@ -225,6 +225,8 @@ def test_arguments_that_the_head_keeps(tmp_path: Path) -> None:
     assert asked == arguments.Asked(args=("benchmarks", "-m", "inf2"), resume="last", tracking_uri="off")
     with pytest.raises(arguments.ArgumentError, match="needs no box"):
         arguments.read(["--nb-endpoint=http://x"], root=tmp_path, here=tmp_path)
+    with pytest.raises(arguments.ArgumentError, match="one after the other"):
+        arguments.read(["benchmarks", "-n2"], root=tmp_path, here=tmp_path)
     with pytest.raises(arguments.ArgumentError, match="below the project"):
         arguments.read(["/etc"], root=tmp_path, here=tmp_path)
     own = {"NEURONBENCH_GRID": "full", "NEURONBENCH_DATA_ROOT": "/x", "NEURON_CC_FLAGS": "-O1"}

@@ -46,6 +46,8 @@ def read(given: Sequence[str], *, root: Path, here: Path) -> Asked:
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
+        if word.startswith("-n") and word[2:].isalnum():  # -n2, -nauto
+            name = "-n"
         if name in _REFUSED:
             raise ArgumentError(f"{name} is not for a fleet: {_REFUSED[name]}")
         if name == "--nb-resume":
