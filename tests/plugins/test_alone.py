@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -30,7 +31,7 @@ def run(*command: str, only: str, cwd: Path = ROOT) -> subprocess.CompletedProce
 
 
 def offered(only: str) -> dict[str, set[str]]:
-    """What `neuronbench plugins` and `neuronbench list --lanes` name, with that plugin alone."""
+    """What `neuronbench plugins`, `list --lanes` and `--help` name, with that plugin alone."""
     reports = json.loads(run("neuronbench", "plugins", "--json", only=only).stdout)
     lanes = json.loads(run("neuronbench", "list", "--lanes", "--json", only=only).stdout)
     kinds: dict[str, set[str]] = {"plugins": {report["name"] for report in reports}}
@@ -39,6 +40,8 @@ def offered(only: str) -> dict[str, set[str]]:
         for kind, names in report["registers"].items():
             kinds.setdefault(kind, set()).update(names)
     assert {lane["lane"] for lane in lanes} == kinds["lanes"]
+    commands = run("neuronbench", "--help", only=only).stdout.partition("Commands:")[2]
+    kinds["commands"] = set(re.findall(r"^  (\w[\w-]*)  ", commands, flags=re.MULTILINE))
     return kinds
 
 
