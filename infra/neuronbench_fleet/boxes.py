@@ -16,6 +16,8 @@ TAG: Final = "neuronbench:"
 LIVE: Final = ("pending", "running")
 ASLEEP: Final = ("stopping", "stopped")
 GONE: Final = ("shutting-down", "terminated")
+_FILTERED: Final = 200
+"""Values that EC2 takes for a filter."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _AT: Final = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
@@ -77,9 +79,11 @@ def list_boxes(aws: Aws, deployment: str, fleet: str | None = None, *, states: S
     return _boxes(aws.pages("ec2", "describe_instances", "Reservations", Filters=filters))
 
 
-def boxes_of_token(aws: Aws, token: str) -> list[Box]:
-    """Boxes that a request with that ClientToken started, also when its answer was lost."""
-    filters = [{"Name": "client-token", "Values": [token]}]
+def boxes_of_tokens(aws: Aws, tokens: Sequence[str]) -> list[Box]:
+    """Boxes that requests with these ClientTokens started, also when their answers were lost."""
+    if not tokens:
+        return []
+    filters = [{"Name": "client-token", "Values": list(tokens[-_FILTERED:])}]
     return _boxes(aws.pages("ec2", "describe_instances", "Reservations", Filters=filters))
 
 

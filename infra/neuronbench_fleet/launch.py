@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from neuronbench.canonical import fingerprint
 from neuronbench_fleet.aws import Aws
-from neuronbench_fleet.boxes import LIVE, TAG, Box, boxes_of_token, list_boxes
+from neuronbench_fleet.boxes import LIVE, TAG, Box, boxes_of_tokens, list_boxes
 from neuronbench_fleet.capacity import Candidate, Order
 from neuronbench_fleet.costs import Rate
 from neuronbench_fleet.errors import AwsError, FleetError
@@ -21,14 +21,15 @@ _LOOKUPS: Final = 6
 
 @dataclass(kw_only=True)
 class Launched:
-    """What this process may have started. `tokens` are kept before they are used, so that nothing is lost track of."""
+    """What this process may have started. Tokens are kept before they are used, so that nothing is lost track of, and
+    until AWS has said that nothing came of them."""
 
     ids: list[str] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
 
     def all_ids(self, aws: Aws) -> list[str]:
         """Also of boxes whose answer never came."""
-        found = {box.id for token in self.tokens for box in boxes_of_token(aws, token) if box.state in LIVE}
+        found = {box.id for box in boxes_of_tokens(aws, self.tokens) if box.state in LIVE}
         return sorted(found | set(self.ids))
 
 
@@ -119,7 +120,9 @@ def launch(
                     return live
                 known |= {box.id for box in theirs} or {token}
                 continue
-            if not error.answered:
+            if error.answered:
+                launched.tokens.remove(token)
+            else:
                 lost = _await_token(aws, token)
                 if lost:
                     launched.ids += [box.id for box in lost]
@@ -147,7 +150,7 @@ def others(aws: Aws, order: Order, mine: Sequence[str]) -> list[Box]:
 def _await_token(aws: Aws, token: str) -> list[Box]:
     """Boxes of a token; EC2 may need a moment to know them."""
     for _ in range(_LOOKUPS):
-        found = boxes_of_token(aws, token)
+        found = boxes_of_tokens(aws, [token])
         if found:
             return found
         aws.pace.wait(5.0)

@@ -94,6 +94,8 @@ def test_capacity_that_comes_back_is_taken(aws: StandIn, lab: Deployed, fleet: F
     assert fleet(*UP).status == 0
     assert len(launched(aws)) == 8
     assert len(aws.instances(*LIVE)) == 1
+    asked = [r.listed("Filter.1.Value") for r in aws.requests if r.parameters.get("Filter.1.Name") == "client-token"]
+    assert [len(tokens) for tokens in asked] == [1]  # what AWS has refused needs no looking after
 
 
 def test_every_attempt_has_a_token_of_its_own_and_a_repetition_has_the_same(
