@@ -54,7 +54,9 @@ def test_the_check_can_fail() -> None:
     assert heavy_after("import numpy") == ["numpy"]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plugins"], ["list"], ["doctor", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["plugins"], ["list"], ["doctor", "--help"], ["fleet", "--help"]], ids=" ".join
+)
 def test_running_it_loads_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
     code = f"from neuronbench.cli import main\nassert main(['--root', {str(tmp_path)!r}, *{arguments!r}]) == 0"
     assert heavy_after(code) == []

@@ -21,7 +21,7 @@ HELP: Final = f"""Boxes on AWS: start them, run benchmarks on them, fetch what t
 
 \b
     neuronbench fleet up night --kind inf2 --max-hours 8 --max-usd 10
-    neuronbench fleet run night -m inf2
+    neuronbench fleet run night
     neuronbench fleet status
     neuronbench fleet pull night
     neuronbench fleet down night

@@ -149,7 +149,7 @@ def up(
         price = "price unknown" if one.rate is None else str(one.rate)
         say(f"ready: {one.id} {one.instance_type} in {one.zone}, {one.purchase}, {price}, ends {until(one, now)}")
     words = {"there": "was there already", "woken": "runs again", "started": "is up"}
-    say(f"{name} {words[starting.outcome]}. Next: neuronbench fleet run {name} -- benchmarks -m {kind}")
+    say(f"{name} {words[starting.outcome]}. Next: neuronbench fleet run {name}")
 
 
 up.__doc__ = HELP
