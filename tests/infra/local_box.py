@@ -25,7 +25,7 @@ import psutil
 from aws_stand_in import Command, CommandResult, Request, StandIn
 
 ROOT = "NEURONBENCH_BOX_ROOT"
-LIMIT_S = 90.0
+LIMIT_S = 150.0
 
 SYSTEMCTL = r"""#!{python} -IS
 import os, re, shlex, signal, subprocess, sys, time

@@ -14,7 +14,7 @@ import pytest
 from aws_stand_in import CAPACITY, DROPPED, LOST, THROTTLED, Deployed, Request, StandIn
 from aws_wire import Answer
 from fleet_project import Gates, project
-from local_box import Boxes, until
+from local_box import LIMIT_S, Boxes, until
 from neuronbench_fleet import following
 from neuronbench_fleet.aws import Aws
 
@@ -36,7 +36,7 @@ class Desk(threading.Thread):
         self.status = main(list(self.arguments))
 
     def wait(self) -> int:
-        self.join(90)
+        self.join(LIMIT_S)
         assert not self.is_alive(), f"{self.arguments} does not end"
         return self.status
 
@@ -96,6 +96,7 @@ def cut_short(aws: StandIn) -> Callable[[Request], Answer]:
     return act
 
 
+pytestmark = pytest.mark.timeout(900)  # several starts of pytest on boxes, on a machine that others use, too
 ARGS = ("benchmarks", "-m", "fake")
 
 
