@@ -107,12 +107,12 @@ def make(root: Path, target: Path, *, require_clean: bool = False) -> Bundle:
 
 def describe(bundle: Bundle) -> Iterator[str]:
     """What a person should know before it is sent, line by line."""
-    commit = bundle.commit[:12] or "no commit"
-    state = f"and {len(bundle.changed)} files that differ from it" if bundle.changed else "exactly"
-    yield (
-        f"code {bundle.sha256[:12]}: {bundle.files} files, {bundle.size_bytes / 1e6:.1f} MB packed"
-        f" ({bundle.content_bytes / 1e6:.1f} MB); {commit} {state}"
+    commit = bundle.commit[:12] or "none"
+    state = f"with {len(bundle.changed)} changed or new" if bundle.changed else "exactly"
+    packed, whole = (
+        f"{n / 1e6:.1f} MB" if n >= 1e5 else f"{n / 1e3:.1f} kB" for n in (bundle.size_bytes, bundle.content_bytes)
     )
+    yield f"code {bundle.sha256[:12]}: {bundle.files} files, {packed} packed ({whole}); commit {commit}, {state}"
     if bundle.changed:
         yield f"  not as committed: {_some(bundle.changed)}"
     for path, why in bundle.left_out.items():

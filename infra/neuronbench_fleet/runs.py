@@ -230,9 +230,7 @@ def start_on(aws: Aws, deployment: Deployment, asked: Asked, box: Box, *, progre
             InstanceInitiatedShutdownBehavior={"Value": asked.after},
         )  # fmt: skip
     aws.call("ec2", "create_tags", Resources=[box.id], Tags=[{"Key": f"{boxes.TAG}run", "Value": asked.run}])
-    url = aws.client("s3").generate_presigned_url(
-        "get_object", Params={"Bucket": deployment.bucket, "Key": str(asked.code["key"])}, ExpiresIn=_URL_S
-    )
+    url = aws.presigned(deployment.bucket, str(asked.code["key"]), expires_s=_URL_S)
     script = bootstrap.script(
         order_for(asked, deployment, box), sha256=str(asked.code["sha256"]), url=url, setup=asked.setup,
         python=asked.python, pace=1 if aws.pace.shortened(1.0) else 0,

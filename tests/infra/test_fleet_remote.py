@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from local_box import Metadata, until
+from neuronbench_fleet.aws import Aws
 from neuronbench_fleet.errors import UsageError
 from neuronbench_fleet.remote import bootstrap, child, prior
 from neuronbench_fleet.remote.agent import main as agent
@@ -396,3 +397,16 @@ def test_the_script_is_shell_and_says_what_is_to_be_run_without_secrets() -> Non
             bootstrap.script({"run": wrong}, sha256="0f" * 32, url="https://x")
     with pytest.raises(UsageError, match="without spaces"):
         bootstrap.unit("r1", sha256="0f" * 32, python="/opt/my python")
+
+
+def test_the_code_is_had_by_the_regions_own_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    url = Aws(region="sa-east-1").presigned("lab-results", "code/x.tar.gz", expires_s=60)
+    assert url.startswith(
+        "https://lab-results.s3.sa-east-1.amazonaws.com/code/x.tar.gz?X-Amz-Algorithm=AWS4-HMAC-SHA256"
+    )
+    assert "X-Amz-Expires=60" in url
