@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from neuronbench_infra import keys
 
+pytestmark = pytest.mark.timeout(600)
 SOURCES = Path(keys.__file__).parent
 MONEY = {"budget-usd": "200", "budget-mail": "team@example.com"}
 SERVER = {
@@ -190,7 +191,7 @@ def test_cfn_lint_has_nothing_to_say(templates: dict[tuple[str, str], Template],
         (tmp_path / f"{name}.json").write_text(text)
     done = subprocess.run(
         [program, "--regions", "us-west-2", "--ignore-checks", *IGNORED_BY_LINT, "--template", *tmp_path.glob("*")],
-        capture_output=True, text=True, timeout=280,
+        capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[:4000] + done.stderr[:4000]
 

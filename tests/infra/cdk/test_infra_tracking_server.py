@@ -28,6 +28,7 @@ from typing import Any
 import pytest
 from neuronbench_infra import keys
 
+pytestmark = pytest.mark.timeout(600)
 SERVER = Path(keys.__file__).parent / "tracking_server"
 ROOT = Path(__file__).resolve().parents[3]
 AWS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
