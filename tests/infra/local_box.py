@@ -92,7 +92,7 @@ def until(met: Callable[[], Any], what: str, *, limit_s: float = LIMIT_S) -> Any
     deadline = time.monotonic() + limit_s
     while not (found := met()):
         assert time.monotonic() < deadline, f"did not happen within {limit_s:g} s: {what}"
-        time.sleep(0.02)
+        time.sleep(0.1)
     return found
 
 
