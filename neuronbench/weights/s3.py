@@ -280,7 +280,8 @@ def _connect(url: str, at_once: int) -> Any:
         **({"retries": own} if own else {}),
     )  # fmt: skip
     try:
-        return boto3.session.Session().client("s3", config=config)
+        # AWS_REGION goes before the profile's region with AWS' other tools; boto3 reads AWS_DEFAULT_REGION alone
+        return boto3.session.Session(region_name=os.environ.get("AWS_REGION")).client("s3", config=config)
     except Exception as error:
         raise StoreError(
             "store_unreachable", f"{url}: {type(error).__name__}: {error}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,3 +94,17 @@ def test_the_size_of_parts_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PART_VARIABLE, "7MB")
     with pytest.raises(StoreError, match="expected a number of bytes"):
         _part_bytes()
+
+
+def test_the_region_is_that_of_the_other_tools_of_aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("boto3", reason="boto3 is not installed; `make harness` installs it")
+    from neuronbench.weights.s3 import S3Blobs
+
+    config = tmp_path / "config"
+    config.write_text("[default]\nregion = eu-west-3\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    for name in ("AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert S3Blobs("a-bucket")._client.meta.region_name == "eu-west-3"
+    monkeypatch.setenv("AWS_REGION", "sa-east-1")
+    assert S3Blobs("a-bucket")._client.meta.region_name == "sa-east-1"
