@@ -1,7 +1,8 @@
 """The exact code as one archive: the same tree gives the same bytes, and the hash of the bytes is its address.
 
 What goes in is what git sees in the project's folder: tracked files as they are now, changes that were never committed
-among them, and new files that git does not ignore. What looks like a secret by its name stays out, and that is said.
+among them, and new files that git does not ignore. What looks like a secret by its name stays out, and that is said;
+so does what was measured here, where git was never told to ignore it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ SECRETS: Final = (
 )  # fmt: skip
 """Names of files and folders that stay out, as patterns."""
 NOT_SECRETS: Final = ("*.env.example", ".env.example", ".env.sample", ".env.template", "secrets.py", "credentials.py")
+
+
+_GIT_S: Final = 120.0
+_OF_OTHER_GITS: Final = frozenset(
+    {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +79,17 @@ class _Member:
     link: str = ""
 
 
-def make(root: Path, target: Path, *, require_clean: bool = False) -> Bundle:
+def make(root: Path, target: Path, *, require_clean: bool = False, results: Path | None = None) -> Bundle:
     """Write the archive of the project at `root` to the file `target`.
 
+    `results`: the data root. What is in it and not tracked is no code, whatever git ignores.
     Raises `FleetError` where `root` is in no git checkout, for a tree that is too large, and with `require_clean` for
     one that differs from its commit.
     """
     root = root.resolve()
-    names = _names(root)
-    changed = _changed(root)
+    inside = "" if results is None else _inside(root, results)
+    names = _names(root, inside)
+    changed = _changed(root, inside)
     if changed and require_clean:
         raise FleetError(
             f"{root} differs from its commit in {len(changed)} files: {_some(changed)}",
@@ -100,8 +109,10 @@ def make(root: Path, target: Path, *, require_clean: bool = False) -> Bundle:
     return Bundle(
         path=target, sha256=sha256, tree_sha256=_tree(members), size_bytes=target.stat().st_size, files=len(members),
         content_bytes=sum(len(member.data) for member in members),
-        commit=_git(root, "rev-parse", "-q", "--verify", "HEAD"),
-        branch=_git(root, "rev-parse", "--abbrev-ref", "HEAD"), changed=changed, left_out=left_out,
+        commit=_git(root, "rev-parse", "-q", "--verify", "HEAD", optional=True),
+        branch=_git(root, "rev-parse", "--abbrev-ref", "HEAD", optional=True),
+        changed=[_readable(name) for name in changed],
+        left_out={_readable(name): why for name, why in left_out.items()},
     )  # fmt: skip
 
 
@@ -122,32 +133,78 @@ def describe(bundle: Bundle) -> Iterator[str]:
 # -- parts
 
 
-def _git(root: Path, *arguments: str) -> str:
-    """What git answers; empty where it has none."""
-    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+def _git(root: Path, *arguments: str, optional: bool = False) -> str:
+    """What git answers. Raises `FleetError` where it fails, or with `optional` returns nothing."""
+    # a git that runs this (a hook, `rebase --exec`) names its own repository and index, which need not be these
+    environ = {name: value for name, value in os.environ.items() if name not in _OF_OTHER_GITS}
+    environ |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    command = ["git", "-C", str(root), *arguments]
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, timeout=60, stdin=subprocess.DEVNULL, env=environ
-        )
+            command, capture_output=True, timeout=_GIT_S, stdin=subprocess.DEVNULL, env=environ
+        )  # fmt: skip
     except FileNotFoundError:
         raise FleetError("git is not installed here: it knows which files are code", remedy="install git") from None
-    return os.fsdecode(done.stdout).strip("\n") if done.returncode == 0 else ""
-
-
-def _names(root: Path) -> list[str]:
-    if not _git(root, "rev-parse", "--show-toplevel"):
+    except subprocess.TimeoutExpired:
+        raise FleetError(
+            f"git {arguments[0]} in {root} has not answered for {_GIT_S:.0f} s", remedy="is it on a slow network disk?"
+        ) from None
+    if done.returncode == 0:
+        return os.fsdecode(done.stdout).removesuffix("\n")
+    if optional:
+        return ""
+    said = done.stderr.decode("utf-8", "replace").strip()
+    if "not a git repository" in said:
         raise FleetError(
             f"{root} is in no git checkout: git says which files are code and which are not",
             remedy="git init there (and a .gitignore), or name the project's folder with --root",
         )
-    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
-    return sorted({name for name in listed if name})
+    # never taken for an empty answer: a state that git cannot tell would be called exactly that of the commit
+    raise FleetError(
+        f"git {arguments[0]} in {root}: {said or f'exit status {done.returncode}'}",
+        remedy=f"what does it take until this works? git -C {root} status",
+    )
 
 
-def _changed(root: Path) -> list[str]:
+def _inside(root: Path, results: Path) -> str:
+    """The start of the names that are in the data root; empty where it is elsewhere."""
+    try:
+        below = results.resolve().relative_to(root).as_posix()
+    except ValueError:
+        return ""
+    return "" if below == "." else f"{below}/"
+
+
+def _names(root: Path, results: str) -> list[str]:
+    if _git(root, "rev-parse", "--is-inside-work-tree") != "true":
+        raise FleetError(f"{root} has no working tree of git", remedy="name the project's folder with --root")
+    tracked = _git(root, "ls-files", "-z", "--cached").split("\0")
+    new = _git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
+    return sorted({*filter(None, tracked), *(name for name in new if name and not _below(name, results))})
+
+
+def _below(name: str, folder: str) -> bool:
+    return bool(folder) and name.startswith(folder)
+
+
+def _changed(root: Path, results: str) -> list[str]:
     told = _git(root, "status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames", "--", ".")
     prefix = _git(root, "rev-parse", "--show-prefix")
-    return sorted(entry[3:].removeprefix(prefix) for entry in told.split("\0") if len(entry) > 3)
+    entries = [(entry[:2], entry[3:].removeprefix(prefix)) for entry in told.split("\0") if len(entry) > 3]
+    found = {name for state, name in entries if not (state == "??" and _below(name, results))}
+    return sorted(found | set(_unwatched(root)))
+
+
+def _unwatched(root: Path) -> Iterator[str]:
+    """Files that git was told not to look at (assume-unchanged, skip-worktree), where they differ all the same."""
+    for entry in _git(root, "ls-files", "-v", "-z").split("\0"):
+        mark, name = entry[:1], entry[2:]
+        if not (mark == "S" or mark.islower()):
+            continue
+        committed = _git(root, "ls-files", "-s", "-z", "--", f":(literal){name}").split(" ")[1:2]
+        path = root / name
+        if path.is_symlink() or not path.is_file() or committed != [_git(root, "hash-object", "--", str(path))]:
+            yield name
 
 
 def _members(root: Path, names: Sequence[str]) -> tuple[list[_Member], dict[str, str]]:
@@ -160,7 +217,7 @@ def _members(root: Path, names: Sequence[str]) -> tuple[list[_Member], dict[str,
             left_out[name] = "it may hold a secret, by its name"
         elif path.is_symlink():
             link = os.readlink(path)
-            inside = not os.path.isabs(link) and not os.path.relpath(path.parent / link, root).startswith("..")
+            inside = not os.path.isabs(link) and Path(os.path.relpath(path.parent / link, root)).parts[:1] != ("..",)
             if inside:
                 members.append(_Member(name=name, mode=0o777, data=b"", link=link))
             else:
@@ -212,9 +269,14 @@ def _write(path: Path, members: Sequence[_Member]) -> None:
 def _tree(members: Sequence[_Member]) -> str:
     state = hashlib.sha256()
     for member in members:
-        content = member.link.encode() if member.link else hashlib.sha256(member.data).digest()
+        content = os.fsencode(member.link) if member.link else hashlib.sha256(member.data).digest()
         state.update(os.fsencode(member.name) + b"\0" + f"{member.mode:o}".encode() + b"\0" + content + b"\0")
     return state.hexdigest()
+
+
+def _readable(name: str) -> str:
+    """A name for people and JSON: bytes that are no UTF-8 are spelt out. The archive has the name as it is."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _some(names: Sequence[str], most: int = 8) -> str:

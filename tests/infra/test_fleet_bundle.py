@@ -103,6 +103,21 @@ def test_a_part_of_a_checkout_is_a_project_of_its_own(root: Path, tmp_path: Path
     assert bundle.make(root / "benchmarks", tmp_path / "code.tar.gz").changed == ["bench_tiny.py"]
 
 
+def test_results_are_no_code_though_git_does_not_ignore_them(root: Path, tmp_path: Path) -> None:
+    (root / ".gitignore").unlink()
+    (root / "mlruns" / "receipts").mkdir(parents=True)
+    (root / "mlruns" / "README.md").write_text("tracked\n", encoding="utf-8")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "no rules")
+    (root / "mlruns" / "receipts" / "record.json").write_text("{}", encoding="utf-8")
+    made = bundle.make(root, tmp_path / "code.tar.gz", require_clean=True, results=root / "mlruns")
+    assert [name for name in members(made.path) if name.startswith("mlruns")] == ["mlruns/README.md"]
+    assert made.changed == []
+    (root / "mlruns" / "README.md").write_text("changed\n", encoding="utf-8")
+    elsewhere = bundle.make(root, tmp_path / "code.tar.gz", results=tmp_path / "mlruns")
+    assert elsewhere.changed == ["mlruns/README.md", "mlruns/receipts/record.json"]
+
+
 def test_what_is_refused_says_what_to_do(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "code.tar.gz"
     with pytest.raises(FleetError, match=r"differs from its commit in 1 files: new\.txt"):

@@ -154,7 +154,7 @@ def _ask(
         )
     environment = _environment(env)
     target = runs.archive_folder(here.settings.cache_dir) / "code.tar.gz"
-    made = bundle.make(here.settings.root, target, require_clean=require_clean)
+    made = bundle.make(here.settings.root, target, require_clean=require_clean, results=here.settings.data_root)
     for line in bundle.describe(made):
         host.say(line)
     key = made.key
@@ -196,7 +196,8 @@ def _start_and_follow(
     if asked.max_usd is None and box.rate is not None:
         host.say(f"{box.id} costs {box.rate}, until {box.expires:%Y-%m-%d %H:%M} UTC" if box.expires else f"{box.rate}")
     if not follow:
-        host.say(f"follow it: neuronbench fleet run {asked.fleet} --run {asked.run}    fetch: fleet pull {asked.run}")
+        host.say(f"follow it: neuronbench fleet run {asked.fleet} --run {asked.run}")
+        host.say(f"fetch:     neuronbench fleet pull {asked.run}")
         return None
     receipts = receipts_of(store, asked, here.settings.receipts_dir)
     try:
