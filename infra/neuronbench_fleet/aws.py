@@ -21,8 +21,10 @@ ATTEMPTS: Final = 8
 _READING: Final = ("Describe", "Get", "List", "Head", "Select", "Search")
 _NEVER_REPEATED: Final = frozenset({"PurchaseCapacityBlock"})
 """It has no token that would make a second request mean the first one: a lost answer is looked up, not repeated."""
-_SHOWN: Final = 4000
+_SHOWN: Final = 1500
 """Characters of a parameter that are printed."""
+_LINES: Final = 12
+"""Texts of a list that are printed; a script has a hundred."""
 _HIDDEN: Final = frozenset({"UserData", "SecretString", "SecretBinary"})
 
 
@@ -39,7 +41,7 @@ class Call:
     made: bool
 
     def line(self) -> str:
-        """For people, without secrets and without bodies."""
+        """For people, without secrets and without bodies; scripts and long texts are cut, `to_json` has them whole."""
         shown = " ".join(f"{name}={_shown(name, value)}" for name, value in self.parameters.items())
         return f"{self.service} {self.operation} {shown}".rstrip()
 
@@ -245,5 +247,18 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _shown(name: str, value: Any) -> str:
-    text = json.dumps(_plain(name, value), ensure_ascii=False)
+    text = json.dumps(_brief(_plain(name, value)), ensure_ascii=False)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
+
+
+def _brief(value: Any) -> Any:
+    """The same with tags as `{name: value}`, and with the first of many lines alone."""
+    if isinstance(value, Mapping):
+        return {key: _brief(item) for key, item in value.items()}
+    if not isinstance(value, list) or not value:
+        return value
+    if all(isinstance(item, Mapping) and item.keys() == {"Key", "Value"} for item in value):
+        return {item["Key"]: item["Value"] for item in value}
+    if len(value) > _LINES and all(isinstance(item, str) for item in value):
+        return [value[0], f"… and {len(value) - 1} more"]
+    return [_brief(item) for item in value]

@@ -47,7 +47,7 @@ class Ending:
         self._cancel(left.spot_requests)  # first: an open one would start another box
         ids = [box.id for box in there if box.state != "shutting-down"]
         if ids:
-            self.say(f"ending {', '.join(ids)}")
+            self.say(f"{self._doing('ending', 'would end')} {', '.join(ids)}")
             terminate(aws, ids)
         self._delete(left.volumes)
         if aws.dry_run:
@@ -75,7 +75,7 @@ class Ending:
         stay = [box for box in there if box.purchase == "spot" and box.state in LIVE]
         ids = [box.id for box in there if box.state in LIVE and box not in stay]
         if ids:
-            self.say(f"stopping {', '.join(ids)}")
+            self.say(f"{self._doing('stopping', 'would stop')} {', '.join(ids)}")
             aws.call("ec2", "stop_instances", InstanceIds=ids)
         if aws.dry_run:
             return [box for box in there if box not in stay], stay
@@ -100,10 +100,13 @@ class Ending:
             f" {self.fleet}); --force ends the boxes now: what is in the bucket stays there, what is not is lost",
         )
 
+    def _doing(self, real: str, planned: str) -> str:
+        return planned if self.aws.dry_run else real
+
     def _cancel(self, requests: Sequence[str]) -> None:
         if not requests:
             return
-        self.say(f"cancelling spot requests {', '.join(requests)}")
+        self.say(f"{self._doing('cancelling', 'would cancel')} spot requests {', '.join(requests)}")
         try:
             self.aws.call("ec2", "cancel_spot_instance_requests", SpotInstanceRequestIds=list(requests))
         except AwsError as error:
@@ -112,7 +115,7 @@ class Ending:
 
     def _delete(self, volumes: Sequence[str]) -> None:
         for volume in volumes:
-            self.say(f"deleting the disk {volume}, which no box has any more")
+            self.say(f"{self._doing('deleting', 'would delete')} the disk {volume}, which no box has any more")
             try:
                 self.aws.call("ec2", "delete_volume", VolumeId=volume)
             except AwsError as error:

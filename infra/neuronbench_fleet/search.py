@@ -14,7 +14,7 @@ from neuronbench_fleet import blocks
 from neuronbench_fleet.aws import Aws
 from neuronbench_fleet.boxes import LIVE, list_boxes
 from neuronbench_fleet.capacity import Candidate, Order, allowed_hours, expiry, not_affordable
-from neuronbench_fleet.costs import period, told_rate
+from neuronbench_fleet.costs import money, period, told_rate
 from neuronbench_fleet.errors import AwsError, FleetError, Kind, UsageError, quota_remedy
 from neuronbench_fleet.launch import Launched, launch, tags_of
 from neuronbench_fleet.pace import backoff_s
@@ -215,7 +215,7 @@ class Search:
             if error is None:
                 kept.append(candidate)
                 hours = allowed_hours(self.order, candidate.rate)
-                end = "" if candidate.purchase == "block" else f", up to {hours:.4g} h"
+                end = "" if candidate.purchase == "block" else f", up to {hours:.4g} h{self._at_most(candidate, hours)}"
                 text = f"candidate: {candidate.purchase} in {{}}, {candidate.price}{end}"
             else:
                 refused.append(error)
@@ -228,6 +228,14 @@ class Search:
         if not kept:
             raise refused[0]
         return kept
+
+    def _at_most(self, candidate: Candidate, hours: float) -> str:
+        """What all boxes together cost if they live as long as they may; empty where no price is known."""
+        if candidate.rate is None:
+            return ""
+        count = self.order.count
+        boxes = "" if count == 1 else f" for {count} boxes"
+        return f": {money(candidate.rate.usd_per_hour * hours * count)}{boxes}, without disks"
 
     def _nothing_left(self) -> FleetError:
         """The first reason that one can do something about, in the order of what helps most."""

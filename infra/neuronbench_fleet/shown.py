@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench_fleet.boxes import GONE, LIVE, Box
 from neuronbench_fleet.costs import money, period
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 NEAR: float = 0.8
 """Part of a limit from which on it is warned of."""
+_GAP: Final = 3
+"""Characters between two columns."""
 
 
 def box_json(box: Box, now: dt.datetime) -> dict[str, Any]:
@@ -30,8 +32,10 @@ def box_json(box: Box, now: dt.datetime) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(boxes: Sequence[Box], now: dt.datetime, *, pings: Mapping[str, str], runs: Mapping[str, str]) -> Table:
-    """A row for each box; `runs`: box → what it is at."""
+def table(
+    boxes: Sequence[Box], now: dt.datetime, *, pings: Mapping[str, str], runs: Mapping[str, str], columns: int
+) -> Table:
+    """A row for each box; `runs`: box → what it is at. Where `columns` are too few, rows of several lines."""
     from neuronbench.commands import host
 
     rows = [
@@ -42,8 +46,17 @@ def table(boxes: Sequence[Box], now: dt.datetime, *, pings: Mapping[str, str], r
         )
         for box in boxes
     ]  # fmt: skip
-    columns = ("fleet", "box", "type", "state", "zone", "bought", "ran", "cost so far", "expires", "reachable", "run")
-    return host.table(columns, rows, right=("ran", "cost so far"))
+    names = ("fleet", "box", "type", "state", "zone", "bought", "ran", "cost so far", "expires", "reachable", "run")
+    if sum(max(map(len, column)) + _GAP for column in zip(names, *rows, strict=True)) <= columns:
+        return host.table(names, rows, right=("ran", "cost so far"))
+    folded = [
+        (
+            fleet, "\n".join([id_, f"{type_}, {zone}", bought, *([] if run == "-" else [run.replace(": ", "\n", 1)])]),
+            f"{state}\n{'' if ping == '-' else ping}", f"{cost}\nin {ran}", expires,
+        )
+        for fleet, id_, type_, state, zone, bought, ran, cost, expires, ping, run in rows
+    ]  # fmt: skip
+    return host.table(("fleet", "box", "state", "cost so far", "expires"), folded, right=("cost so far",))
 
 
 def until(box: Box, now: dt.datetime) -> str:

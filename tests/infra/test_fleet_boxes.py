@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import threading
 from collections.abc import Callable
@@ -11,9 +12,9 @@ from typing import Any
 import pytest
 from aws_stand_in import CAPACITY, FORBIDDEN, LOST, THROTTLED, Answer, Deployed, Request, StandIn
 from neuronbench_fleet.aws import Aws
-from neuronbench_fleet.boxes import ASLEEP, GONE, LIVE, list_boxes
+from neuronbench_fleet.boxes import ASLEEP, GONE, LIVE, Box, list_boxes
 from neuronbench_fleet.costs import Rate, money, period, rate_from_tag, seconds_of
-from neuronbench_fleet.shown import total_text, until, warnings
+from neuronbench_fleet.shown import table, total_text, until, warnings
 
 Fleet = Callable[..., Any]
 UP = ("up", "night", "--kind", "inf2")
@@ -324,8 +325,6 @@ def test_a_bucket_that_cannot_be_read_does_not_hide_what_boxes_cost(aws: StandIn
 
 
 def test_costs_are_unknown_and_never_nothing(aws: StandIn, lab: Deployed, fleet: Fleet) -> None:
-    import datetime as dt
-
     assert fleet(*UP, "--instance-type", "inf2.8xlarge").status == 0
     boxes = list_boxes(Aws(), "lab", "night")
     now = boxes[0].launched + dt.timedelta(hours=14)
@@ -337,6 +336,27 @@ def test_costs_are_unknown_and_never_nothing(aws: StandIn, lab: Deployed, fleet:
     ]
     assert "nothing to do for 60 min" in warnings(boxes, boxes[0].launched, idle={boxes[0].id: 3600.0})[0]
     assert boxes[0].state not in GONE
+
+
+@pytest.mark.parametrize(("columns", "headings"), [(80, 5), (200, 11)])
+def test_the_table_fits_a_terminal_and_breaks_no_name(columns: int, headings: int) -> None:
+    import io
+
+    from rich.console import Console
+
+    now = dt.datetime(2026, 11, 30, 12, tzinfo=dt.UTC)
+    box = Box(
+        id="i-0123456789abcdef0", fleet="night", kind="inf2", state="running", zone="us-west-2a",
+        instance_type="inf2.48xlarge", purchase="on-demand", launched=now - dt.timedelta(hours=3), ended=None,
+        reason="", expires=now + dt.timedelta(hours=5), rate=None, max_usd=None, hours_before=0.0,
+        run="night-20261130-151148-054f", reservation="", spot_request="", token="", tags={},
+    )  # fmt: skip
+    made = table([box], now, pings={box.id: "Online"}, runs={}, columns=columns)
+    out = io.StringIO()
+    Console(file=out, width=columns).print(made)
+    assert len(made.columns) == headings
+    for name in (box.id, box.instance_type, box.zone, box.run, "in 5 h 00 min", "price unknown", "Online"):
+        assert name in out.getvalue()
 
 
 def test_a_rate_survives_its_tag() -> None:

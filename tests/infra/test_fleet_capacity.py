@@ -257,8 +257,9 @@ def test_boxes_share_the_money_and_the_zone(aws: StandIn, lab: Deployed, fleet: 
     ("more", "status", "message"),
     [
         (("--zone", "us-west-2d"), 2, "no subnet there; it has some in us-west-2a, us-west-2b, us-west-2c"),
-        (("--instance-type", "trn2.48xlarge"), 3, "not offered in this region at all"),
-        (("--instance-type", "trn1.2xlarge", "--zone", "us-west-2a"), 3, "offered in us-west-2b, us-west-2d"),
+        (("--kind", "trn2", "--instance-type", "trn2.48xlarge"), 3, "not offered in this region at all"),
+        (("--kind", "trn1", "--zone", "us-west-2a"), 3, "offered in us-west-2b, us-west-2d"),
+        (("--instance-type", "trn1.2xlarge"), 2, "its kind is trn1, not inf2"),
         (("--purchase", "spot,blok"), 2, "expected some of on-demand, spot, block"),
         (("--max-hours", "0"), 2, "--max-hours: expected more than 0"),
         (("--wait", "soon"), 2, "--wait: expected a time such as 90s"),

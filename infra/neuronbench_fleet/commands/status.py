@@ -87,7 +87,7 @@ def status(
         what = f"no box of {name}" if name else "no boxes"
         host.say(f"{what} in the deployment {there.name} in {there.region}")
     else:
-        host.show(table(boxes, now, pings=reachable, runs=at_work(going_on)))
+        host.show(table(boxes, now, pings=reachable, runs=at_work(going_on), columns=host.width()))
         host.say(f"cost so far: {total_text(boxes, now)}")
     for trouble in troubles:
         host.complain(trouble)

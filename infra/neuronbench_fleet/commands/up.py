@@ -110,6 +110,7 @@ def up(
             f"--purchase {purchase}: the deployment's boxes of kind {kind} are for a Capacity Block only",
             remedy="--purchase block, or deploy the kind for another way of buying (infra/README.md)",
         )
+    _check_type(kind, instance_type)
     order = Order(
         deployment=there, box=box, fleet=name, instance_type=instance_type or box.instance_type, count=count,
         limits=Limits(
@@ -153,6 +154,17 @@ def up(
 
 
 up.__doc__ = HELP
+
+
+def _check_type(kind: str, instance_type: str | None) -> None:
+    """A box whose chips are of another kind would cost its hours and skip every point. What is unknown may be right."""
+    from neuronbench.catalog.instances import instance_of
+
+    known = None if instance_type is None else instance_of(instance_type)
+    if known is not None and known.family != kind:
+        raise UsageError(
+            f"--instance-type {instance_type}: its kind is {known.family}, not {kind}", remedy=f"--kind {known.family}"
+        )
 
 
 def _purchases(told: str) -> list[str]:
