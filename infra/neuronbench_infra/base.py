@@ -14,6 +14,7 @@ from constructs import Construct
 from neuronbench_infra.guard import Guard
 from neuronbench_infra.names import READ_ONLY, READ_WRITE, publish, tag
 from neuronbench_infra.network import Place, StackWithZones, zones_of
+from neuronbench_infra.people import add_people
 from neuronbench_infra.rules import explain
 from neuronbench_infra.settings import Settings
 from neuronbench_infra.store import make_bucket, make_key, make_log_bucket, never_by_boxes, write_once
@@ -50,6 +51,15 @@ class BaseStack(StackWithZones):
         never_by_boxes(self.bucket, self.role)
         self.profile = iam.CfnInstanceProfile(self, "Profile", roles=[self.role.role_name])
         self.guard = Guard(self, "Guard", settings=settings, key=self.key)
+        add_people(
+            self,
+            settings=settings,
+            bucket=self.bucket,
+            key=self.key,
+            role=self.role,
+            subnets=self.place.box_subnets,
+            door=self.place.boxes,
+        )
         publish(
             self,
             settings.deployment,

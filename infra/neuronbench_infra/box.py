@@ -12,7 +12,7 @@ from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
 from neuronbench_infra.base import BaseStack
-from neuronbench_infra.names import DEPLOYMENT_TAG, KIND_TAG, publish, tag
+from neuronbench_infra.names import DEPLOYMENT_TAG, FLEET_TAG, KIND_TAG, PURCHASE_TAG, publish, tag
 from neuronbench_infra.settings import Box, Settings
 
 ON_BOX: Final = Path(__file__).parent / "on_box"
@@ -58,7 +58,14 @@ class BoxStack(Stack):
     def _group(self, settings: Settings, box: Box, base: BaseStack) -> autoscaling.CfnAutoScalingGroup:
         """Empty at first. A box that shuts itself down leaves it for good: the guard sees to that."""
         Group = autoscaling.CfnAutoScalingGroup
-        marks = {DEPLOYMENT_TAG: settings.deployment, KIND_TAG: box.kind, "Name": f"{settings.deployment}-{box.kind}"}
+        fleet = f"{box.kind}-group"  # as which `neuronbench fleet run` finds its boxes
+        marks = {
+            DEPLOYMENT_TAG: settings.deployment,
+            KIND_TAG: box.kind,
+            FLEET_TAG: fleet,
+            PURCHASE_TAG: "on-demand",
+            "Name": f"{settings.deployment}-{fleet}",
+        }
         subnets = base.place.box_subnets
         return Group(
             self,

@@ -167,7 +167,7 @@ class Guard(Construct):
             )
 
         cost_filters = {"TagKeyValue": [f"user:{DEPLOYMENT_TAG}${self.deployment}"]} if budget.by_tag else None
-        budgets.CfnBudget(
+        made = budgets.CfnBudget(
             self,
             "Budget",
             budget=budgets.CfnBudget.BudgetDataProperty(
@@ -183,6 +183,7 @@ class Guard(Construct):
                 at(100, "ACTUAL", Subscriber(subscription_type="SNS", address=spent.topic_arn)),
             ],
         )
+        made.node.add_dependency(spent)  # with its policy: Budgets takes no topic that it may not send to
 
     def _alarm(
         self,

@@ -11,6 +11,8 @@ from constructs import Construct
 
 DEPLOYMENT_TAG: Final = "neuronbench:deployment"
 KIND_TAG: Final = "neuronbench:kind"
+FLEET_TAG: Final = "neuronbench:fleet"
+PURCHASE_TAG: Final = "neuronbench:purchase"
 READ_WRITE: Final = ("runs/", "weights/", "caches/")
 """Where in the bucket boxes add objects."""
 READ_ONLY: Final = ("code/",)

@@ -3,6 +3,9 @@
 Runs in AWS Lambda, where boto3 is there. It is asked by a clock every few minutes, by the budget's own message, and by
 EC2 when a box goes down. All it knows is in tags; it keeps no state, so a raised budget or a moved tag counts at once.
 
+A box in a Capacity Block is not stopped for the budget: the block was paid for when it was bought, and may well be what
+used the budget up; stopping its boxes would save nothing and throw away what was paid for. Its time still ends.
+
 Environment: NEURONBENCH_DEPLOYMENT, NEURONBENCH_MAX_HOURS, NEURONBENCH_BUDGET (its name; empty without one),
 NEURONBENCH_ACCOUNT.
 """
@@ -17,7 +20,7 @@ from typing import Any
 DEPLOYMENT_TAG = "neuronbench:deployment"
 EXPIRES_TAG = "neuronbench:expires"
 GROUP_TAG = "aws:autoscaling:groupName"
-GOING = ("shutting-down", "stopping", "stopped", "terminated")
+CANNOT_BE_STOPPED = ("UnsupportedOperation",)
 
 
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
@@ -50,13 +53,14 @@ class Guard:
         self.problems: list[str] = []
 
     def sweep(self, *, spent: bool = False) -> None:
-        """Stop what is over: everything when the money is, else each box whose time is."""
+        """Stop what is over: everything that costs by the hour when the money is, else each box whose time is."""
         spent = self.spent() or spent
         if spent:
             self.empty_groups()
         now = datetime.datetime.now(datetime.UTC)
         for instance in self.running():
-            reason = "the budget is spent" if spent else self.over(instance, now)
+            costs = instance.get("InstanceLifecycle") != "capacity-block"
+            reason = "the budget is spent" if spent and costs else self.over(instance, now)
             if reason:
                 self.stop(instance, reason)
 
@@ -113,20 +117,33 @@ class Guard:
             if GROUP_TAG in tags(instance):
                 self.leave_group(name, reason)
             elif instance.get("InstanceLifecycle") == "spot":
-                self.ec2.terminate_instances(InstanceIds=[name])
-                self.did(name, "terminated", reason)
+                self.terminate(name, reason)
             else:
-                self.ec2.stop_instances(InstanceIds=[name])
-                self.did(name, "stopped", reason)
+                self.halt(name, reason)
         except Exception as error:  # the others must be stopped all the same
             self.problem(f"stop {name}", error)
+
+    def halt(self, name: str, reason: str) -> None:
+        """Stop a box, its disk stays; terminate it where EC2 says that it is none that can be stopped."""
+        try:
+            self.ec2.stop_instances(InstanceIds=[name])
+        except Exception as error:
+            if code(error) not in CANNOT_BE_STOPPED:
+                raise
+            self.terminate(name, f"{reason}; it cannot be stopped ({error})")
+        else:
+            self.did(name, "stopped", reason)
+
+    def terminate(self, name: str, reason: str) -> None:
+        self.ec2.terminate_instances(InstanceIds=[name])
+        self.did(name, "terminated", reason)
 
     def leave_group(self, name: str, reason: str) -> None:
         """Terminate a box of a group so that the group wants one less."""
         try:
             self.groups.terminate_instance_in_auto_scaling_group(InstanceId=name, ShouldDecrementDesiredCapacity=True)
         except Exception as error:
-            if getattr(error, "response", {}).get("Error", {}).get("Code") == "ValidationError":
+            if code(error) == "ValidationError":
                 self.did(name, "nothing", f"its group has let it go already ({error})")
                 return
             self.problem(f"take {name} out of its group", error)
@@ -155,6 +172,11 @@ class Guard:
     def problem(self, what: str, error: Exception) -> None:
         self.problems.append(f"cannot {what}: {error}")
         print(json.dumps({"deployment": self.deployment, "cannot": what, "error": str(error)}))
+
+
+def code(error: Exception) -> str:
+    """AWS's word for what went wrong; empty for an error of another kind."""
+    return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
 
 
 def tags(instance: dict[str, Any]) -> dict[str, str]:

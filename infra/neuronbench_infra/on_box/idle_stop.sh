@@ -1,8 +1,8 @@
 #!/bin/bash
 # Started every minute by a timer: shuts this box down when nobody has used it for a while, or when its time is over.
 #
-# In use means any of: a process on the NeuronCores, a session or command of SSM, a unit called neuronbench-*, or half a
-# core busy since the last look. What cannot be told counts as not in use: a box that never stops is the worse mistake.
+# In use means any of: a process on the NeuronCores, a session or command of SSM, a unit called neuronbench-*, and since
+# the last look half a core busy or a mebibyte a second over the network. What cannot be told counts as not in use: a box that never stops is the worse mistake.
 # Its time is over at the instant in its own tag `neuronbench:expires` (read anew each time, so it can be moved), or,
 # without that tag, after so many hours up.
 #
@@ -66,8 +66,9 @@ in_unit() {
 }
 
 # Busy hundredths of a second of all cores since boot: user, nice, system, irq, softirq, steal; not idle, not iowait.
-# (USER_HZ is 100 on every Linux that EC2 runs.)
-busy_ticks() { awk '/^cpu /{print $2 + $3 + $4 + $7 + $8 + $9; exit}' "$proc/stat"; }
+# (USER_HZ is 100 on every Linux that EC2 runs. "%.0f": Ubuntu's awk writes 2^31 and more as 2.14748e+09, and 192 cores
+# get there in 31 hours.)
+busy_ticks() { awk '/^cpu /{printf "%.0f", $2 + $3 + $4 + $7 + $8 + $9; exit}' "$proc/stat"; }
 
 computing() {
     local ticks before_ticks before_up
@@ -77,8 +78,20 @@ computing() {
     [ "$up" -gt "$before_up" ] && [ $(((ticks - before_ticks) * 2)) -ge $(((up - before_up) * 100)) ]
 }
 
+# Bytes in and out of all interfaces but the loopback: weights that come or caches that go need hardly any core.
+moving() {
+    local bytes before_bytes before_up
+    bytes=$(awk 'NR > 2 {sub(/:/, " "); if ($1 != "lo") sum += $2 + $10} END {printf "%.0f", sum}' "$proc/net/dev" 2> /dev/null)
+    bytes=${bytes:-0}
+    read -r before_bytes before_up 2> /dev/null < "$state/net" || { before_bytes=$bytes before_up=$up; }
+    echo "$bytes $up" > "$state/net"
+    [ "$up" -gt "$before_up" ] && [ $((bytes - before_bytes)) -ge $(((up - before_up) * 1048576)) ]
+}
+
 reason=
-computing && reason="half a core or more is busy" # first: it always notes what it saw
+# These two first: they always note what they saw.
+moving && reason="a mebibyte a second or more goes over the network"
+computing && reason="half a core or more is busy"
 if in_unit; then
     reason="a benchmark's unit is running"
 elif on_cores; then

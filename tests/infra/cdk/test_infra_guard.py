@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 from moto import mock_aws
+from moto.moto_api._internal import moto_api_backend
 from neuronbench_infra import keys
 
 FILE = Path(keys.__file__).parent / "guard_function" / "guard.py"
@@ -20,6 +23,12 @@ REGION = "us-west-2"
 ACCOUNT = "1" * 12
 CLOCK = {"source": "aws.events", "detail-type": "Scheduled Event"}
 SPENT = {"Records": [{"EventSource": "aws:sns", "Sns": {"Message": "AWS Budget Notification"}}]}
+
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": REGION,
+    "MOTO_ACCOUNT_ID": ACCOUNT, "NEURONBENCH_DEPLOYMENT": "lab", "NEURONBENCH_MAX_HOURS": "24",
+    "NEURONBENCH_BUDGET": "", "MOTO_EC2_LOAD_DEFAULT_AMIS": "false", "NEURONBENCH_ACCOUNT": ACCOUNT,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +41,25 @@ def guard() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cloud() -> Iterator[None]:
+    """One stand-in and one client of each service: making them takes longer than all that is done with them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in ENVIRONMENT.items():
+            patch.setenv(key, value)
+        patch.delenv("AWS_ENDPOINT_URL", raising=False)
+        patch.delenv("AWS_PROFILE", raising=False)
+        with mock_aws():
+            patch.setattr(boto3, "client", functools.cache(boto3.client))
+            yield
+
+
 @pytest.fixture(autouse=True)
-def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for key, value in {
-        "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": REGION,
-        "MOTO_ACCOUNT_ID": ACCOUNT, "NEURONBENCH_DEPLOYMENT": "lab", "NEURONBENCH_MAX_HOURS": "24",
-        "NEURONBENCH_BUDGET": "", "MOTO_EC2_LOAD_DEFAULT_AMIS": "false", "NEURONBENCH_ACCOUNT": ACCOUNT,
-    }.items():  # fmt: skip
+def account(cloud: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is there, and the guard is told the usual."""
+    for key, value in ENVIRONMENT.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    with mock_aws():
-        yield
+    moto_api_backend.reset()
 
 
 def in_hours(hours: float) -> str:
@@ -177,25 +193,54 @@ def test_one_box_that_cannot_be_stopped_does_not_save_the_others(
     guard: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boxes = [start(expires=in_hours(-1)) for _ in range(3)]
-    connect = boto3.client
-
-    def client(service: str) -> Any:
-        made = connect(service)
-        if service == "ec2":
-            known = made.stop_instances
-
-            def stop(InstanceIds: list[str]) -> Any:
-                if InstanceIds == boxes[:1]:
-                    raise RuntimeError("not now")
-                return known(InstanceIds=InstanceIds)
-
-            made.stop_instances = stop
-        return made
-
-    monkeypatch.setattr(boto3, "client", client)
+    refuse(monkeypatch, boxes[0], "InternalError")
     with pytest.raises(RuntimeError, match=f"cannot stop {boxes[0]}"):
         guard.handler(CLOCK, None)
     assert state(*boxes) == ["running", "stopped", "stopped"]
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, box: str, code: str) -> None:
+    """Have EC2 not stop that box."""
+    ec2 = boto3.client("ec2")
+    known = ec2.stop_instances
+
+    def stop(InstanceIds: list[str]) -> Any:
+        if InstanceIds == [box]:
+            raise ClientError({"Error": {"Code": code, "Message": "not now"}}, "StopInstances")
+        return known(InstanceIds=InstanceIds)
+
+    monkeypatch.setattr(ec2, "stop_instances", stop)
+
+
+def test_a_box_that_cannot_be_stopped_at_all_is_terminated(guard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    box, other = start(expires=in_hours(-1)), start(expires=in_hours(-1))
+    refuse(monkeypatch, box, "UnsupportedOperation")
+    assert guard.handler(CLOCK, None) == {"done": {box: "terminated", other: "stopped"}}
+    assert state(box, other) == ["terminated", "stopped"]
+
+
+def in_a_block(monkeypatch: pytest.MonkeyPatch, *boxes: str) -> None:
+    """Have EC2 say that those boxes are in a Capacity Block; the stand-in knows none."""
+    ec2 = boto3.client("ec2")
+    known = ec2.get_paginator
+
+    class Pages:
+        def paginate(self, **asked: Any) -> Any:
+            for page in known("describe_instances").paginate(**asked):
+                for each in (each for reservation in page["Reservations"] for each in reservation["Instances"]):
+                    if each["InstanceId"] in boxes:
+                        each["InstanceLifecycle"] = "capacity-block"
+                yield page
+
+    monkeypatch.setattr(ec2, "get_paginator", lambda name: Pages() if name == "describe_instances" else known(name))
+
+
+def test_what_is_paid_already_is_not_stopped_for_money(guard: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Capacity Block counts on the day it is bought: the budget would stop the very boxes that it was spent on."""
+    paid, hourly, over = start(expires=in_hours(9)), start(expires=in_hours(9)), start(expires=in_hours(-1))
+    in_a_block(monkeypatch, paid, over)
+    guard.handler(SPENT, None)
+    assert state(paid, hourly, over) == ["running", "stopped", "stopped"]
 
 
 def test_a_group_wants_one_less_for_a_box_whose_time_is_over(guard: ModuleType) -> None:

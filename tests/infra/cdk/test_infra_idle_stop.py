@@ -26,6 +26,12 @@ FAKES = {
 *) exit 22 ;;
 esac""",
 }
+NETWORK = """Inter-|   Receive                                                |  Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+    lo: 99999999999999 9 0 0 0 0 0 0 99999999999999 9 0 0 0 0 0 0
+  ens5:{received} 9 0 0 0 0 0 0 {sent} 9 0 0 0 0 0 0
+docker0: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +50,9 @@ class Box:
         self.put("proc/uptime", f"{seconds}.37 123.00\n")
         ticks = int(self.busy_s * 100)
         self.put("proc/stat", f"cpu  {ticks // 2} 0 {ticks - ticks // 2} 99999999 5000 0 0 0 0 0\ncpu0 1 2 3\n")
+        (self.folder / "proc" / "net").mkdir(exist_ok=True)
+        moved = int(self.number("moved"))
+        self.put("proc/net/dev", NETWORK.format(received=moved // 2, sent=moved - moved // 2))
         done = subprocess.run(
             ["bash", SCRIPT],
             capture_output=True,
@@ -62,7 +71,10 @@ class Box:
 
     @property
     def busy_s(self) -> float:
-        path = self.folder / "busy"
+        return self.number("busy")
+
+    def number(self, name: str) -> float:
+        path = self.folder / name
         return float(path.read_text()) if path.exists() else 0.0
 
     def reason(self) -> str:
@@ -100,6 +112,7 @@ USES: dict[str, Callable[[Box], None]] = {
         "sessions", "/snap/amazon-ssm-agent/1/ssm-session-worker u-1 i-1"
     ),
     "half a core or more is busy": lambda box: box.put("busy", "3000"),
+    "a mebibyte a second or more goes over the network": lambda box: box.put("moved", str(4 * 2**30)),
 }
 
 
@@ -121,7 +134,33 @@ def test_what_does_not_count_as_use(box: Box) -> None:
     box.put("sessions", "/usr/bin/amazon-ssm-agent\n/usr/bin/ssm-agent-worker")
     box.minute(2)
     box.put("busy", "800")  # of 1800 s and more: less than half a core
+    box.put("moved", str(2**30))  # of 1.8 GiB and more: agents talk all the time
     assert box.minute(32) != ""
+
+
+def test_a_large_box_that_computes_for_days_stays(box: Box) -> None:
+    """More hundredths of a second than 31 bits hold, and more bytes: some programs write such numbers as 2.1e+09."""
+    box.put("busy", str(2**27))
+    box.put("moved", str(2**43))
+    box.minute(2)
+    assert box.reason() == "idle"
+    box.put("busy", str(2**27 + 40 * 60))
+    assert box.minute(60) == ""
+    assert box.reason() == "half a core or more is busy"
+    box.put("moved", str(2**43 + 2**32))
+    assert box.minute(119) == ""
+    assert box.reason() == "a mebibyte a second or more goes over the network"
+
+
+def test_a_box_whose_set_up_or_compilation_uses_no_core_of_either_kind_is_in_use(box: Box) -> None:
+    """`fleet run` sets up by a command of SSM, then everything is in a unit: it may wait for S3 as long as it wants."""
+    box.put("sessions", "/snap/amazon-ssm-agent/1/ssm-document-worker 0f1e")
+    box.minute(2)
+    assert box.minute(60) == ""
+    box.put("sessions", "")
+    box.put("units", "neuronbench-run-night-20261130.service loaded activating auto-restart x\n")
+    assert box.minute(120) == ""
+    assert box.reason() == "a benchmark's unit is running"
 
 
 def test_broken_tools_do_not_keep_a_box_alive(box: Box) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import base64
-import functools
+import datetime
 import json
 import os
 import re
@@ -15,6 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from iam_judge import PSEUDO, allowed, settled
+from neuronbench_fleet.boxes import checked_name
+from neuronbench_fleet.capacity import Candidate, Limits, Order
+from neuronbench_fleet.deployment import find_box, find_deployment, find_tracking
+from neuronbench_fleet.errors import AwsError, Trouble
+from neuronbench_fleet.launch import request
 from neuronbench_infra import keys
 
 pytestmark = pytest.mark.timeout(600)
@@ -185,7 +192,9 @@ def test_cfn_lint_has_nothing_to_say(templates: dict[tuple[str, str], Template],
     texts = {
         json.dumps(each, sort_keys=True): "-".join(name)
         for name, each in templates.items()
-        if name[0] != "plain"  # has nothing that "bare" and "group" have not; linting a base takes three seconds
+        # All kinds of resources with all that they can have, and a Capacity Block; the network of "full" is judged by
+        # the CDK's own rules, which are much the same. Linting a base takes three seconds.
+        if name[0] == "group" or name == ("block", "trn2")
     }
     for text, name in texts.items():
         (tmp_path / f"{name}.json").write_text(text)
@@ -352,11 +361,20 @@ WITHOUT_RESOURCES = {
         "ssmmessages:OpenDataChannel",
     },
     "TaskExecutionRole": {"ecr:GetAuthorizationToken"},
+    "Operator": {
+        "ec2:DescribeCapacityBlockOfferings", "ec2:DescribeCapacityReservations", "ec2:DescribeImages",
+        "ec2:DescribeInstanceStatus", "ec2:DescribeInstanceTypeOfferings", "ec2:DescribeInstances",
+        "ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets",
+        "ec2:DescribeVolumes", "ssm:DescribeInstanceInformation", "ssm:GetCommandInvocation",
+        "autoscaling:DescribeAutoScalingGroups",
+    },
+    "Buyer": {"ec2:PurchaseCapacityBlock"},
 }  # fmt: skip
 
 
 def test_no_right_is_wider_than_it_must_be(templates: dict[tuple[str, str], Template]) -> None:
-    for where, policy in everywhere(templates, "AWS::IAM::Policy"):
+    policies = [*everywhere(templates, "AWS::IAM::Policy"), *everywhere(templates, "AWS::IAM::ManagedPolicy")]
+    for where, policy in policies:
         role = where.rpartition("/")[2].partition("DefaultPolicy")[0]
         wide = next((actions for name, actions in WITHOUT_RESOURCES.items() if role.startswith(name)), set())
         for each in statements(policy):
@@ -546,7 +564,11 @@ def test_a_group_begins_empty_and_may_be_empty(templates: dict[tuple[str, str], 
     assert (group["MinSize"], group["MaxSize"]) == ("0", "3")
     assert "DesiredCapacity" not in group, "an update must not start or stop boxes"
     assert len(group["VPCZoneIdentifier"]) == 1, "trn2-az names one zone"
-    assert {"Key": "neuronbench:deployment", "Value": "neuronbench", "PropagateAtLaunch": True} in group["Tags"]
+    assert all(tag["PropagateAtLaunch"] for tag in group["Tags"])
+    tags = {tag["Key"]: tag["Value"] for tag in group["Tags"]}
+    assert tags["neuronbench:deployment"] == "neuronbench"
+    assert (tags["neuronbench:fleet"], tags["neuronbench:kind"]) == ("trn2-group", "trn2"), "else no command finds it"
+    checked_name(tags["neuronbench:fleet"])
 
 
 def test_a_box_gets_the_script_that_was_tried(templates: dict[tuple[str, str], Template], tmp_path: Path) -> None:
@@ -633,34 +655,276 @@ def test_the_server_may_do_exactly_this(templates: dict[tuple[str, str], Templat
 # -- what the fleet's commands read ------------------------------------------------------------------------------------
 
 
-def test_parameters_are_what_the_fleets_commands_read(templates: dict[tuple[str, str], Template]) -> None:
-    for (context, stack), template in templates.items():
-        settings = CONTEXTS[context]
-        (parameter,) = resources(template, "AWS::SSM::Parameter").values()
-        what = stack if stack in ("base", "tracking") else f"box/{stack}"
-        assert parameter["Name"] == f"/neuronbench/{settings.get('deployment', 'neuronbench')}/{what}"
-        assert parameter["Type"] == "String"
-        value = filled(parameter["Value"])
-        assert value["version"] == 1
-        if stack == "base":
-            assert set(value) == {"version", "bucket", "region", "subnets", "security_group", "instance_profile"}
-            assert len(value["subnets"]) == int(settings.get("zones", 2 if "azs" in settings else 3))
-        elif stack == "tracking":
-            assert value["uri"] == "https://mlflow.example.com"
-            assert value["secret"]
-        else:
-            assert value["instance_type"].startswith(stack)
-            assert value["idle_stop_min"] == 30
-            assert bool(value["ami_parameter"]) is not bool(value["ami"])
-            assert value["purchase"] == settings.get(f"{stack}-purchase", "on-demand")
+class Parameters:
+    """Stands in for the door to AWS: what a context's stacks would write to Systems Manager, and nothing else."""
+
+    region = "ap-southeast-2"
+    dry_run = False
+
+    def __init__(self, templates: dict[tuple[str, str], Template], context: str) -> None:
+        self.values = {
+            settled(each["Name"]): settled(each["Value"])
+            for (name, _), template in templates.items()
+            if name == context
+            for each in resources(template, "AWS::SSM::Parameter").values()
+        }
+
+    def call(self, service: str, operation: str, *, Name: str) -> Any:
+        assert (service, operation) == ("ssm", "get_parameter")
+        if Name not in self.values:
+            raise AwsError(service, "GetParameter", Trouble(kind="not_found", code="ParameterNotFound", message=Name))
+        return {"Parameter": {"Value": self.values[Name]}}
 
 
-def filled(value: Any) -> Any:
-    """The JSON of a parameter with something in place of what is only known when deployed."""
-    return json.loads(value if isinstance(value, str) else functools.reduce(str.__add__, map(str, plain(value))))
+def test_the_fleets_commands_read_the_parameters_that_are_written(templates: dict[tuple[str, str], Template]) -> None:
+    for context, asked in CONTEXTS.items():
+        aws: Any = Parameters(templates, context)
+        found = find_deployment(aws, asked.get("deployment", "neuronbench"))
+        base = templates[context, "base"]
+        assert found.region == "ap-southeast-2"
+        assert base["Resources"][found.bucket]["Type"] == "AWS::S3::Bucket"
+        assert base["Resources"][found.instance_profile]["Type"] == "AWS::IAM::InstanceProfile"
+        assert base["Resources"][found.security_group.removesuffix(".GroupId")]["Type"] == "AWS::EC2::SecurityGroup"
+        assert len(set(found.subnets)) == int(asked.get("zones", 2 if "azs" in asked else 3))
+        for kind in asked.get("kinds", "trn1,trn2,inf2").split(","):
+            box = find_box(aws, found, kind)
+            (template,) = resources(templates[context, kind], "AWS::EC2::LaunchTemplate")
+            assert (box.launch_template, box.idle_stop_min) == (template, 30)
+            assert box.instance_type.startswith(kind)
+            assert bool(box.ami_parameter) is not bool(asked.get(f"{kind}-ami"))
+            assert box.purchase == asked.get(f"{kind}-purchase", "on-demand")
+            assert box.reservation == asked.get(f"{kind}-reservation", "")
+        tracking = find_tracking(aws, found)
+        if "tracking-host" not in asked:
+            assert tracking is None
+            continue
+        assert tracking is not None
+        assert tracking.uri == "https://mlflow.example.com"
+        assert templates[context, "tracking"]["Resources"][tracking.secret]["Type"] == "AWS::SecretsManager::Secret"
 
 
-def plain(value: Any) -> list[str]:
-    separator, parts = value["Fn::Join"]
-    assert separator == ""
-    return [part if isinstance(part, str) else "x" for part in parts]
+# -- what people may do ------------------------------------------------------------------------------------------------
+
+
+def people(template: Template, *names: str) -> list[Any]:
+    """Statements of the policies for people, by the beginning of their names."""
+    return [
+        settled(each)
+        for name, policy in resources(template, "AWS::IAM::ManagedPolicy").items()
+        if name.startswith(names)
+        for each in statements(policy)
+    ]
+
+
+def test_policies_for_people_are_given_to_nobody_and_not_too_long(
+    templates: dict[tuple[str, str], Template],
+) -> None:
+    for context, asked in CONTEXTS.items():
+        policies = resources(templates[context, "base"], "AWS::IAM::ManagedPolicy")
+        assert len(policies) == (2 if context == "bare" else 3), "nobody buys blocks of what is not sold in blocks"
+        name = asked.get("deployment", "neuronbench")
+        for key, policy in policies.items():
+            assert not {"Users", "Groups", "Roles"} & set(policy), key
+            assert settled(policy["ManagedPolicyName"]).startswith(f"{name}-")
+            text = json.dumps(settled(policy["PolicyDocument"]), separators=(",", ":"))
+            longest = text.replace(f'"{name}"', f'"{"n" * 32}"')
+            size = len(re.sub(r':subnet/[^"]*', f":subnet/{'n' * 24}", longest))
+            if ":subnet/" in longest:
+                size += 90 * (6 - longest.count(":subnet/"))
+            assert size < 6144, (context, key, size)
+
+
+def called_by(folder: Path) -> set[str]:
+    """Rights for what the commands' code calls: `aws.call("ec2", "run_instances")` wants ec2:RunInstances."""
+    found = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(attr="call" | "pages"),
+                    args=[ast.Constant(value=str(service)), ast.Constant(value=str(operation)), *_],
+                ):
+                    found.add(f"{service}:{''.join(part.capitalize() for part in operation.split('_'))}")
+    return found
+
+
+def test_who_uses_the_fleets_commands_has_the_rights_for_what_they_call_and_no_others(
+    templates: dict[tuple[str, str], Template],
+) -> None:
+    calls = called_by(SOURCES.parent / "neuronbench_fleet")
+    assert {"ec2:RunInstances", "ssm:SendCommand"} <= calls
+    assert len(calls) > 20
+    given = {
+        action
+        for each in people(templates["group", "base"], "Operator", "Results", "Buyer")
+        for action in several(each["Action"])
+    }
+    assert calls - given == {"s3:ListObjectsV2"}, "that one's right is s3:ListBucket"
+    assert given - calls == {
+        "ssm:GetParameters",  # of the image, by whoever starts from a launch template that names it so
+        "iam:PassRole", "iam:CreateServiceLinkedRole",
+        "ec2:DescribeImages",  # to pin one
+        "ssm:StartSession", "ssm:ResumeSession", "ssm:TerminateSession",  # a shell
+        "autoscaling:DescribeAutoScalingGroups", "autoscaling:SetDesiredCapacity",
+        # the bucket, by neuronbench.weights: to look up is to get
+        "s3:AbortMultipartUpload", "s3:GetObject", "s3:ListBucket", "s3:ListBucketMultipartUploads",
+        "s3:ListMultipartUploadParts", "kms:Decrypt", "kms:GenerateDataKey",
+    }  # fmt: skip
+
+
+def started(request: Mapping[str, Any], data: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """What RunInstances touches, each with the condition keys it has: of a real request and its launch template."""
+    prefix = "arn:aws:ec2:ap-southeast-2"
+    here = f"{prefix}:{PSEUDO['AWS::AccountId']}"
+    tags = {spec["ResourceType"]: spec["Tags"] for spec in request["TagSpecifications"]}
+
+    def told(what: str) -> dict[str, Any]:
+        keys_ = {f"aws:RequestTag/{tag['Key']}": tag["Value"] for tag in tags.get(what, ())}
+        return {**keys_, "aws:TagKeys": [tag["Key"] for tag in tags[what]]} if keys_ else {}
+
+    instance = {
+        **told("instance"), "ec2:InstanceType": request["InstanceType"],
+        "ec2:MetadataHttpTokens": data["MetadataOptions"]["HttpTokens"],
+    }  # fmt: skip
+    encrypted = str(data["BlockDeviceMappings"][0]["Ebs"]["Encrypted"]).lower()
+    found = [
+        (f"{here}:instance/*", instance),
+        (f"{here}:volume/*", {**told("volume"), "ec2:Encrypted": encrypted}),
+        (f"{here}:network-interface/*", {}), (f"{prefix}::image/ami-0123456789abcdef0", {}),
+        (f"{here}:subnet/{request['SubnetId']}", {}),
+        *((f"{here}:security-group/{group}", {}) for group in settled(data["SecurityGroupIds"])),
+        (
+            f"{here}:launch-template/{request['LaunchTemplate']['LaunchTemplateId']}",
+            {"aws:ResourceTag/neuronbench:deployment": request["of"]},
+        ),
+    ]  # fmt: skip
+    if "InstanceMarketOptions" in request and request["InstanceMarketOptions"]["MarketType"] == "spot":
+        found.append((f"{here}:spot-instances-request/*", told("spot-instances-request")))
+    if "CapacityReservationSpecification" in request:
+        found.append((f"{here}:capacity-reservation/cr-0123456789abcdef0", {}))
+    return found
+
+
+def refused(said: list[Any], touched: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Kinds of what may not be touched."""
+    bad = [resource for resource, told in touched if not allowed(said, "ec2:RunInstances", resource, **told)]
+    return [resource.split(":")[5].partition("/")[0] for resource in bad]
+
+
+@pytest.mark.parametrize(
+    ("context", "kind", "purchase"),
+    [("plain", "inf2", "on-demand"), ("plain", "trn1", "spot"), ("block", "trn2", "block"), ("bare", "inf2", "spot")],
+)
+def test_an_operator_starts_the_deployments_boxes_and_no_others(
+    templates: dict[tuple[str, str], Template], context: str, kind: str, purchase: str
+) -> None:
+    aws: Any = Parameters(templates, context)
+    there = find_deployment(aws, CONTEXTS[context].get("deployment", "neuronbench"))
+    box = find_box(aws, there, kind)
+    order = Order(
+        deployment=there, box=box, fleet="night", instance_type=box.instance_type, count=1, limits=Limits(max_hours=1)
+    )
+    candidate = Candidate(purchase=purchase, zone="a", subnets={"a": there.subnets[0]})
+    now = datetime.datetime.now(datetime.UTC)
+    asked = request(order, candidate, expires=now, token="t", reservation="cr-0123456789abcdef0")
+    (template,) = resources(templates[context, kind], "AWS::EC2::LaunchTemplate").values()
+    marks = {tag["Key"]: tag["Value"] for spec in template["TagSpecifications"] for tag in spec["Tags"]}
+    asked["of"] = marks["neuronbench:deployment"]
+    data = template["LaunchTemplateData"]
+    (door,) = data["SecurityGroupIds"]
+    assert there.security_group.removesuffix(".GroupId") in json.dumps(door), "imported from the base"
+    data = {**data, "SecurityGroupIds": [there.security_group]}
+    said = people(templates[context, "base"], "Operator")
+
+    assert refused(said, started(asked, data)) == []
+    for resource, told in started(asked, data):
+        if "aws:TagKeys" in told:
+            making = {**told, "ec2:CreateAction": "RunInstances"}
+            assert allowed(said, "ec2:CreateTags", resource, **making), resource
+            assert not allowed(said, "ec2:CreateTags", resource, **told), "only what is just being made"
+    elsewhere = {**asked, "SubnetId": "subnet-of-others", "InstanceType": "p5.48xlarge", "of": "other"}
+    assert refused(said, started(elsewhere, data)) == ["instance", "subnet", "launch-template"]
+    open_ = {**data, "MetadataOptions": {"HttpTokens": "optional"}, "SecurityGroupIds": ["sg-open"],
+             "BlockDeviceMappings": [{"Ebs": {"Encrypted": False}}]}  # fmt: skip
+    assert refused(said, started(asked, open_)) == ["instance", "volume", "security-group"]
+    untagged = {**asked, "TagSpecifications": []}
+    assert {"instance", "volume"} <= set(refused(said, started(untagged, data)))
+    role = next(name for name in templates[context, "base"]["Resources"] if name.startswith("BoxRole"))
+    to_ec2 = {"iam:PassedToService": "ec2.amazonaws.com"}
+    assert allowed(said, "iam:PassRole", f"arn:of:{role}", **to_ec2)
+    assert not allowed(said, "iam:PassRole", "arn:of:Admin", **to_ec2)
+    assert not allowed(said, "iam:PassRole", f"arn:of:{role}", **{"iam:PassedToService": "lambda.amazonaws.com"})
+
+
+def test_an_operator_uses_and_ends_the_deployments_boxes_and_no_others(
+    templates: dict[tuple[str, str], Template],
+) -> None:
+    said = people(templates["plain", "base"], "Operator")
+    box = f"arn:aws:ec2:ap-southeast-2:{PSEUDO['AWS::AccountId']}:instance/i-1"
+    for of in ("neuronbench", "other"):
+        mine = of == "neuronbench"
+        tag = {"aws:ResourceTag/neuronbench:deployment": of}
+        for action in ("StartInstances", "StopInstances", "TerminateInstances", "GetConsoleOutput"):
+            assert allowed(said, f"ec2:{action}", box, **tag) is mine
+        for action in ("SendCommand", "StartSession"):
+            assert allowed(said, f"ssm:{action}", box, **{"ssm:resourceTag/neuronbench:deployment": of}) is mine
+        shutdown = {**tag, "ec2:Attribute": "instanceInitiatedShutdownBehavior"}
+        assert allowed(said, "ec2:ModifyInstanceAttribute", box, **shutdown) is mine
+        assert not allowed(said, "ec2:ModifyInstanceAttribute", box, **{**tag, "ec2:Attribute": "groupSet"})
+        longer = {**tag, "aws:TagKeys": ["neuronbench:expires"], "aws:RequestTag/neuronbench:expires": "2030"}
+        assert allowed(said, "ec2:CreateTags", box, **longer) is mine
+        away = {**tag, "aws:TagKeys": ["neuronbench:deployment"], "aws:RequestTag/neuronbench:deployment": "hidden"}
+        assert not allowed(said, "ec2:CreateTags", box, **away), "out of the guard's sight"
+        costs = {**tag, "aws:TagKeys": ["cost-centre"], "aws:RequestTag/cost-centre": "theirs"}
+        assert not allowed(said, "ec2:CreateTags", box, **costs)
+    document = "arn:aws:ssm:ap-southeast-2::document/"
+    assert allowed(said, "ssm:SendCommand", f"{document}AWS-RunShellScript")
+    assert not allowed(said, "ssm:SendCommand", f"{document}AWS-ConfigureAWSPackage")
+    assert not allowed(said, "ssm:StartSession", f"{document}AWS-StartPortForwardingSession")
+    assert not allowed(said, "ec2:PurchaseCapacityBlock", "*")
+    assert allowed(people(templates["plain", "base"], "Buyer"), "ec2:PurchaseCapacityBlock", "*")
+
+
+def test_objects_are_added_once_by_boxes_and_people_and_deleted_by_neither(
+    templates: dict[tuple[str, str], Template],
+) -> None:
+    base = templates["plain", "base"]
+    bucket = next(
+        name for name, each in base["Resources"].items() if each["Type"] == "AWS::S3::Bucket" and "Logs" not in name
+    )
+    everybody = [
+        settled(each)
+        for policy in resources(base, "AWS::S3::BucketPolicy").values()
+        if policy["Bucket"] == {"Ref": bucket}
+        for each in statements(policy)
+        if each["Sid" if "Sid" in each else "Effect"] == "WriteOnce"
+    ]
+    assert len(everybody) == 1
+    (rights,) = [
+        policy for name, policy in resources(base, "AWS::IAM::Policy").items() if name.startswith("BoxRole")
+    ]  # fmt: skip
+    person, box = people(base, "Results"), [settled(each) for each in statements(rights)]
+    put, part = {"s3:ObjectCreationOperation": "true"}, {"s3:ObjectCreationOperation": "false"}
+    once = {**put, "s3:if-none-match": "*"}
+    for who in (person, box):
+        said = [*who, *everybody]
+        at = f"arn:of:{bucket}/"
+        for prefix in ("runs/", "weights/", "caches/"):
+            assert allowed(said, "s3:PutObject", f"{at}{prefix}x", **once)
+            assert allowed(said, "s3:PutObject", f"{at}{prefix}x", **part), "a part of an upload is no object yet"
+            assert not allowed(said, "s3:PutObject", f"{at}{prefix}x", **put), "over what is there"
+            for action in ("AbortMultipartUpload", "GetObject", "ListMultipartUploadParts"):
+                assert allowed(said, f"s3:{action}", f"{at}{prefix}x")
+        assert allowed(said, "s3:PutObject", f"{at}code/x", **once) is (who is person)
+        assert allowed(said, "s3:GetObject", f"{at}code/x")
+        for action in ("ListBucket", "ListBucketMultipartUploads"):
+            assert allowed(said, f"s3:{action}", f"arn:of:{bucket}", **{"s3:prefix": "weights/"})
+        assert allowed(said, "s3:ListBucket", f"arn:of:{bucket}"), "else what is not there is forbidden, not missing"
+        for action in ("DeleteObject", "DeleteObjectVersion", "PutObjectRetention"):
+            assert not allowed(said, f"s3:{action}", f"{at}runs/x")
+        key = next(name for name, each in base["Resources"].items() if each["Type"] == "AWS::KMS::Key")
+        for action in ("Decrypt", "GenerateDataKey"):
+            via = {"kms:ViaService": "s3.ap-southeast-2.amazonaws.com"}
+            assert allowed(said, f"kms:{action}", f"arn:of:{key}", **via)
+    # A presigned URL has the rights of who signed it: a person's reading of the code, and of the key.
+    assert allowed(person, "s3:GetObject", f"arn:of:{bucket}/code/x")
