@@ -29,7 +29,7 @@ MISSING: Final = "null"
 
 CONTEXT: Final = (
     "git.commit", "git.branch", "git.dirty", "harness.neuronbench", "harness.python", "host.id", "host.kernel",
-    "host.container", "host.governor", "host.memory_gib",
+    "host.container", "host.governor", "host.memory_gib", "env.NEURONBENCH_LOAD_NODES",
 )  # fmt: skip
 
 _WHERE_ONLY: Final = frozenset({"url", "base_url", "host", "port", "endpoint", "tokenizer", "cache_dir"})

@@ -107,9 +107,14 @@ def drive(
     in_flight = int(plan.arrivals["in_flight"])
     crew = crew or crews.current() or crews.OnThisHost(spawn)
     count = crew.size(processes, base_url)
+    if processes <= in_flight < count:  # it would do on one host
+        raise crews.unavailable(
+            f"{in_flight} in flight at once cannot be dealt to {count} drivers, {processes} on each of "
+            f"{count // processes} nodes: each of them needs one",
+            "send it from fewer nodes (--nodes, NEURONBENCH_LOAD_NODES); of benchmarks, run such points without",
+        )
     if not 1 <= count <= in_flight:
-        on_nodes = f" ({processes} on each of {count // processes} nodes)" if count > processes > 0 else ""
-        raise ValueError(f"processes: expected 1 to {in_flight} (the requests in flight), found {count}{on_nodes}")
+        raise ValueError(f"processes: expected 1 to {in_flight} (the requests in flight), found {count}")
     if not 0 <= coalesce_ms <= MOST_COALESCE_MS:
         raise ValueError(f"coalesce_ms: expected 0 to {MOST_COALESCE_MS:g}, found {coalesce_ms!r}")
     out.mkdir(parents=True, exist_ok=True)

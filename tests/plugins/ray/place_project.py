@@ -20,6 +20,7 @@ NODE: Mapping[str, Any] = {
     "resources": {"neuron_cores": 2},
     "object_store_memory": 80 << 20,
     "node_ip_address": ADDRESS,
+    "include_log_monitor": False,  # it would cost more CPU than all else of a node
 }
 
 CONFTEST = "from neuronbench.testing.fake_backend import register_backends, register_resources  # noqa: F401\n"

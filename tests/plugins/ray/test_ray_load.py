@@ -51,7 +51,7 @@ def cluster() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    common = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
+    common = {"object_store_memory": STORE_BYTES, "include_dashboard": False, "include_log_monitor": False}
     made = Cluster()
     try:
         patiently(lambda: made.add_node(num_cpus=0, node_ip_address="127.0.0.2", **common))

@@ -25,6 +25,7 @@ from neuronbench.load.clockshift import INSTANTS, shift
 from neuronbench.load.nodes import NodeTally
 from neuronbench.load.plan import Plan, make_plan
 from neuronbench.load.planfile import PlanView
+from neuronbench.load.run import drive
 from neuronbench.load.workload import Warmup, synthetic
 from neuronbench.model import FrozenMap, Point, Record
 from neuronbench.plugins import Plugins
@@ -107,6 +108,19 @@ def test_a_part_has_every_request_under_its_own_number_with_its_own_bytes_and_in
 def test_a_node_without_a_request_gets_a_plan_it_can_open(tmp_path: Path) -> None:
     plan = planned(tmp_path / "plan", at.constant(2, duration_s=1, lead_s=0, tail_s=0.1), warmup=1)
     delivered(plan, tmp_path / "part", (6,), 7).touch()
+
+
+def test_fewer_requests_in_flight_than_drivers_are_refused_with_what_to_do(
+    plans: dict[str, Plan], tmp_path: Path
+) -> None:
+    class Crew:
+        def size(self, processes: int, base_url: str) -> int:
+            return 4 * processes
+
+    options: Any = {"base_url": "http://127.0.0.1:9", "out": tmp_path, "spawn": None, "crew": Crew(), "processes": 2}
+    with pytest.raises(PointFailure, match="7 in flight at once cannot be dealt to 8 drivers, 2 on each of 4") as no:
+        drive(plans["closed"], **options)
+    assert "NEURONBENCH_LOAD_NODES" in no.value.failure.remedy
 
 
 # -- clocks -----------------------------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from neuronbench_ray.place.groups import Box
 from neuronbench_ray.place.items import Item, Plan
 from neuronbench_ray.place.ledger import Attempt, Ledger
 from neuronbench_ray.place.marks import LOST
+from neuronbench_ray.place.screen import Screen
 
-from neuronbench import Outcome, Point
+from neuronbench import Outcome, Point, Record, cli
 from neuronbench.compare.outcomes import state
-from neuronbench.model import Environment, FrozenMap, Provenance
+from neuronbench.model import Environment, FrozenMap, Metric, Provenance
 from neuronbench.receipts import ReceiptStore
 
 
@@ -180,8 +181,55 @@ def test_more_cores_than_any_node_has_are_refused_up_front() -> None:
 
 
 def test_what_no_node_can_run_is_refused_with_the_reasons() -> None:
-    with pytest.raises(prepare.Refused, match="no Neuron device"):
+    with pytest.raises(prepare.Refused, match="the only point:\n  inf2: no Neuron device") as refused:
         prepare.check(boxes(2, [item(1, skip="inf2: no Neuron device")]))
+    assert refused.value.nothing
+    with pytest.raises(prepare.Refused, match="no benchmark was collected") as refused:
+        prepare.check(boxes(2, []))
+    assert refused.value.nothing  # pytest's 5
+
+
+def test_nodes_that_are_kept_for_load_are_not_measured_on() -> None:
+    def node(**has: object) -> fleet.Node:
+        facts = {"alive": True, "cores": 0, "cpus": 4.0, "sends_load": False, **has}
+        return fleet.Node(id="a", name="n1", address="", head=False, accelerator="", **facts)  # type: ignore[arg-type]
+
+    assert node().measures
+    assert not node(sends_load=True).measures  # leased whole, it could send none
+    assert node(sends_load=True, cores=2).measures
+    assert not node(cpus=0.0).measures
+    assert not node(alive=False).measures
+
+
+def test_what_is_wrong_on_all_nodes_in_the_same_way_is_told_once() -> None:
+    told = prepare.together([("n2", "SyntaxError, in 4.9s"), ("n1", "SyntaxError, in 4.41s"), ("n3", "no such module")])
+    assert told == ["n1, n2: SyntaxError, in 4.9s", "n3: no such module"]
+
+
+def test_a_store_that_takes_nothing_is_found_out_before_nodes_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "benchmarks").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NEURONBENCH_DATA_ROOT", str(tmp_path / "file"))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.2:9")
+    assert cli.main(["--root", str(tmp_path), "ray", "run"]) == 1
+    told = capsys.readouterr().err
+    assert "receipts cannot be kept" in told
+    assert "127.0.0.2" not in told  # before the cluster is reached for
+
+
+def test_a_line_tells_the_metric_even_where_the_receipt_came_before_the_report(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nodes = boxes(1, [item(1)])
+    attempt = placed(Ledger(groups.make(nodes)), nodes[0], nodes)
+    record = Record(session="s", point=item(1).point)
+    record.metrics["ttft_p50_ms"] = Metric(id="ttft", stat="p50", value=3.0, unit="ms", n=1)
+    record.close(Outcome.OK, ended_at="2026-11-30T01:23:45Z", duration_s=1.0)
+    Screen({"serving": SimpleNamespace(headline=("ttft_p50_ms",))}).recorded(attempt, record, "")
+    assert "TTFT p50 3.000 ms" in capsys.readouterr().out
 
 
 def test_points_that_differ_between_nodes_are_refused() -> None:

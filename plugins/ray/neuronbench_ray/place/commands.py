@@ -7,6 +7,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from neuronbench_ray.place.prepare import Prepared
     from neuronbench_ray.place.run import Result
 
+NOTHING = 5
+"""Exit status, as pytest's: there was nothing to measure."""
+LEAST_BYTES = 1 << 20
+"""Room that the store has to have as a run begins."""
 ADDRESS = typer.Option(
     metavar="HOST:PORT", help="The cluster's head (default: RAY_ADDRESS, or the cluster this host is part of)."
 )
@@ -82,6 +87,8 @@ def run(
     except (arguments.ArgumentError, code.CodeError) as error:
         raise host.CommandError(str(error), status=host.USAGE) from error
     shelf = _shelf(store)
+    if not plan:
+        _writable(here.store.root)
     with _cluster(address), _signals():
         ended = _run(
             here, asked, shipment, shelf, within.relative_to(root).as_posix() if within != root else "",
@@ -99,19 +106,19 @@ def _run(
     from neuronbench_ray.place.run import Member
     from neuronbench_ray.place.screen import Screen
 
-    screen, began, parts = Screen(), time.monotonic(), code.parts()
+    screen, began, parts = Screen(here.plugins.lanes), time.monotonic(), code.parts()
     environ = {**environ, "RAY_ADDRESS": fleet.address()}  # a benchmark may spread its load over the cluster
     order = Order(
         session=f"survey-{secrets.token_hex(4)}", node="", args=asked.args, within=within, environ=environ, parts=parts
     )
     sent = fleet.put(shipment)
-    nodes = [node for node in fleet.nodes() if node.alive and (node.cpus or node.cores)]
+    nodes = [node for node in fleet.nodes() if node.measures]
     try:
         boxes = prepare.ask_all(nodes, order, sent, parts, progress=screen.progress, warn=screen.warn)
         ready = prepare.check(boxes, cores=cores, resume=asked.resume, store=here.store)
     except prepare.Refused as error:
-        usage = host.USAGE if error.usage else host.FAILURE
-        raise host.CommandError(str(error), remedy=error.remedy, status=usage) from error
+        ended = NOTHING if error.nothing else host.USAGE if error.usage else host.FAILURE
+        raise host.CommandError(str(error), remedy=error.remedy, status=ended) from error
     screen.begins(boxes, ready.groups, ready.skipped, len(ready.cached))
     if only_plan:
         _show_plan(ready)
@@ -137,7 +144,10 @@ def _measure(
 
     settings = replace(here.settings, tracking_uri=tracking_uri or here.settings.tracking_uri)
     names = [item.name for group in ready.groups for item in group.items]
-    session = here.store.begin_session(settings, planned=names)
+    try:
+        session = here.store.begin_session(settings, planned=names)
+    except OSError as error:
+        raise host.CommandError(f"receipts cannot be kept: {error}; nothing was run") from error
     order = replace(order, session=session)
     ledger = Ledger(ready.groups, retries=retries, share=share)
 
@@ -162,7 +172,10 @@ def _measure(
     except OSError as error:
         raise host.CommandError(f"receipts cannot be kept: {error}; what came in is in {session}") from error
     finally:
-        here.store.end_session(session, status)
+        try:
+            here.store.end_session(session, status)
+        except OSError as error:  # of a full disk, which is told of already or here
+            screen.warn(f"{session} does not say how it ended: {error}")
     for problem in landing.flush(session):
         screen.warn(problem)
     screen.ends(counts, time.monotonic() - began, result.missing, str(here.store.root / session))
@@ -219,6 +232,20 @@ def _cluster(address: str) -> Iterator[None]:
             yield
     except ClusterError as error:
         raise host.CommandError(str(error), remedy=error.remedy) from error
+
+
+def _writable(store: Path) -> None:
+    """Receipts can be kept: found out before nodes are asked, and not when the first of them has measured."""
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=store, prefix=".room-") as file:
+            file.write(bytes(LEAST_BYTES))
+            file.flush()
+    except OSError as error:
+        raise host.CommandError(
+            f"receipts cannot be kept in {store}: {error}",
+            remedy="make room there, or name another folder: NEURONBENCH_DATA_ROOT, or data_root in neuronbench.toml",
+        ) from error
 
 
 def _shelf(where: str) -> Any:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from neuronbench_ray.cluster import LOAD_RESOURCE
+
 CORES: Final = "neuron_cores"
 """Ray's name of the resource: a node finds its NeuronCores by `neuron-ls` as it starts, and counts them one by one."""
 
@@ -28,6 +30,13 @@ class Node:
     head: bool
     accelerator: str
     """Ray's label of what it is, such as `aws-neuron-core`; empty where it has none."""
+    sends_load: bool = False
+    """It was started with the resource for nodes that send load."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether points may be placed there. Not on a node that is kept for load: leased whole, it could send none."""
+        return self.alive and bool(self.cores or (self.cpus and not self.sends_load))
 
 
 def address() -> str:
@@ -58,6 +67,7 @@ def nodes() -> list[Node]:
                 cpus=float(resources.get("CPU", 0)),
                 head="node:__internal_head__" in resources,
                 accelerator=", ".join(types),
+                sends_load=bool(resources.get(LOAD_RESOURCE)),
             )
         )
     return found

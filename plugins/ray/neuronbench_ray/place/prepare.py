@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from neuronbench_ray.place.fleet import Node
 
 OTHER_CODE: Final = "its code is not the head's"
+NONE: Final = (
+    "there is none: the head was started without CPUs, and nodes with the resource neuronbench_load only send load"
+)
 SURVEY_S: Final = 660.0
 """How long all nodes together may take to say what they can measure."""
 
@@ -23,9 +27,10 @@ SURVEY_S: Final = 660.0
 class Refused(Exception):
     """The run cannot begin; the text says why and what to do. `usage`: something was asked for wrongly."""
 
-    def __init__(self, message: str, *, remedy: str = "", usage: bool = False) -> None:
+    def __init__(self, message: str, *, remedy: str = "", usage: bool = False, nothing: bool = False) -> None:
+        """`nothing`: there is nothing to measure."""
         super().__init__(message)
-        self.remedy, self.usage = remedy, usage
+        self.remedy, self.usage, self.nothing = remedy, usage, nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +68,8 @@ def ask_all(
     """
     asked = {fleet.ask(node, replace(order, node=node.name), shipment): node for node in nodes}
     boxes: list[Box] = []
-    problems: list[str] = []
+    problems: list[tuple[str, str]] = []
+    """Node and what is wrong with it."""
     until = time.monotonic() + SURVEY_S
     while asked and time.monotonic() < until:
         progress(f"asking {len(nodes)} nodes what they can measure: {len(nodes) - len(asked)} have answered")
@@ -76,27 +82,37 @@ def ask_all(
             if isinstance(found, Box):
                 boxes.append(found)
             else:
-                problems.append(f"{node.name}: {found}")
-    problems += [f"{node.name}: has not answered for {SURVEY_S:g} s" for node in asked.values()]
-    other = [text for text in problems if OTHER_CODE in text]
+                problems.append((node.name, found))
+    problems += [(node.name, f"has not answered for {SURVEY_S:g} s") for node in asked.values()]
+    told = together(problems)
+    other = [text for text in told if OTHER_CODE in text]
     if other:
         raise Refused(
             "numbers of nodes with different code do not belong together. " + "\n  ".join(["", *other]).strip(),
             remedy="install the same neuronbench, plugins and Python on all nodes (one image for all of them)",
         )
     if not boxes:
-        raise Refused(
-            "no node can collect the benchmarks:\n  " + "\n  ".join(problems or ["there is none"]), usage=True
-        )
-    for text in problems:
+        raise Refused("no node can collect the benchmarks:\n  " + "\n  ".join(told or [NONE]), usage=True)
+    for text in told:
         warn(f"takes no part: {text}")
     return boxes
+
+
+def together(problems: Sequence[tuple[str, str]]) -> list[str]:
+    """One text for what is wrong in the same way on several nodes, but for how long it took to find out."""
+    nodes: dict[str, list[str]] = {}
+    texts: dict[str, str] = {}
+    for node, text in problems:
+        alike = re.sub(r"\b[0-9.]+ ?s\b", "", text)
+        texts.setdefault(alike, text)
+        nodes.setdefault(alike, []).append(node)
+    return [f"{', '.join(sorted(names))}: {texts[alike]}" for alike, names in nodes.items()]
 
 
 def check(boxes: Sequence[Box], *, cores: int = 0, resume: str = "", store: ReceiptStore | None = None) -> Prepared:
     """Groups for these boxes. Raises `Refused` for what could never be placed."""
     if not any(box.plan.items for box in boxes):
-        raise Refused("no benchmark was collected", usage=True)
+        raise Refused("no benchmark was collected", remedy="look at the paths, -m and -k", nothing=True)
     if differs := groups.disagreements(boxes):
         more = f" (and {len(differs) - 1} more)" if len(differs) > 1 else ""
         raise Refused(
@@ -118,7 +134,8 @@ def check(boxes: Sequence[Box], *, cores: int = 0, resume: str = "", store: Rece
         )
     if not made and not cached:
         reasons = "\n  ".join(dict.fromkeys(skipped.values()))
-        raise Refused(f"no node can run any of the {len(skipped)} points:\n  {reasons}")
+        what = "the only point" if len(skipped) == 1 else f"any of the {len(skipped)} points"
+        raise Refused(f"no node can run {what}:\n  {reasons}", nothing=True)
     return Prepared(boxes=boxes, groups=made, skipped=skipped, cached=cached)
 
 

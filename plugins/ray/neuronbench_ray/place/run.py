@@ -143,7 +143,7 @@ class Run:
             member = self.members.get(node.id)
             if member is not None and not node.alive:
                 self._gone(member, "node_lost", f"Ray declared the node {member.node.name} dead")
-            elif member is None and node.alive and (node.cpus or node.cores):
+            elif member is None and node.measures:
                 self.members[node.id] = Member(node=node, asked=self._join(node))
                 self.screen.line(f"{node.name} has joined")
 
