@@ -12,6 +12,7 @@ from aws_cdk import App, Environment
 from neuronbench_infra import rules
 from neuronbench_infra.base import BaseStack
 from neuronbench_infra.box import BoxStack
+from neuronbench_infra.keys import SettingsError
 from neuronbench_infra.settings import Settings, read_settings
 from neuronbench_infra.tracking import TrackingStack
 
@@ -42,12 +43,24 @@ def make_app(
     Raises `neuronbench_infra.keys.SettingsError`.
     """
     environ = os.environ if environ is None else environ
-    given = json.loads(environ.get("CDK_CONTEXT_JSON") or "{}") if context is None else dict(context)
+    given = _context(environ.get("CDK_CONTEXT_JSON") or "{}") if context is None else dict(context)
     settings = read_settings(given, environ)
     app = App(context={**FLAGS, **given}, outdir=outdir, analytics_reporting=False)
     add_stacks(app, settings)
     rules.check(app)
     return app
+
+
+def _context(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        found = error
+    if not isinstance(found, dict):
+        raise SettingsError(
+            f"CDK_CONTEXT_JSON: expected JSON of an object, as the CDK's command sets it, found {found}"
+        )
+    return found
 
 
 def add_stacks(app: App, settings: Settings) -> None:

@@ -81,6 +81,8 @@ class Source:
         keys = known_keys()
         given = {name.removeprefix(PREFIX): value for name, value in context.items() if name.startswith(PREFIX)}
         _check_names(given, keys, PREFIX, lambda key: key)
+        for name in context:
+            _check_prefix(name, keys)
         variables = {env_name(key): key for key in keys}
         found = [name for name in environ if name.startswith(ENV_PREFIX)]
         _check_names(found, variables, "", lambda key: key)
@@ -132,7 +134,7 @@ class Source:
 def wrong(key: str, expected: str, found: str) -> SettingsError:
     """The error of a value; it names both ways of setting it."""
     return SettingsError(
-        f"{PREFIX}{key}: expected {expected}, found {found!r}\n"
+        f"{PREFIX}{key}: expected {expected}, found {found if found == 'nothing' else repr(found)}\n"
         f"  set it with -c {PREFIX}{key}=… or {env_name(key)}=… ({known_keys()[key]})"
     )
 
@@ -143,6 +145,14 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return str(value)
+
+
+def _check_prefix(name: str, known: Mapping[str, Any]) -> None:
+    """Names of others are none of our business, unless they can only be meant for us."""
+    head, colon, key = name.rpartition(":")
+    close = bool(colon) and bool(difflib.get_close_matches(head, [PREFIX.rstrip(":")], cutoff=0.75))
+    if not name.startswith(PREFIX) and key in known and (close or not colon):
+        raise SettingsError(f"{name}: there is no such setting; did you mean {PREFIX}{key}?")
 
 
 def _check_names(found: Any, known: Mapping[str, Any], prefix: str, shown: Any) -> None:

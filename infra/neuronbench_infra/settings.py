@@ -112,15 +112,16 @@ def read_settings(context: Mapping[str, Any], environ: Mapping[str, str] | None 
         raise wrong("private-subnet-ids", "two or more with tracking-host and vpc-id", "none or one")
     if tracking and tracking.zone_id and "." not in tracking.host:
         raise wrong("tracking-host", "a full name with tracking-zone-id", tracking.host)
+    region = source.matching(
+        "region", r"[a-z]{2}(-[a-z]+)+-\d", "a region's name", environ.get("CDK_DEFAULT_REGION", "")
+    )
+    _only_of_region(region, network, tracking)
     return Settings(
         deployment=source.matching(
             "deployment", r"[a-z][a-z0-9-]{0,30}[a-z0-9]", "2 to 32 lower-case letters, digits, hyphens", "neuronbench"
         ),
         account=source.matching("account", r"\d{12}", "twelve digits", environ.get("CDK_DEFAULT_ACCOUNT", "")) or None,
-        region=source.matching(
-            "region", r"[a-z]{2}(-[a-z]+)+-\d", "a region's name", environ.get("CDK_DEFAULT_REGION", "")
-        )
-        or None,
+        region=region or None,
         network=network,
         budget=_budget(source),
         boxes=tuple(_box(source, kind, network) for kind in kinds),
@@ -129,6 +130,17 @@ def read_settings(context: Mapping[str, Any], environ: Mapping[str, str] | None 
         max_hours=source.whole("max-hours", 24, 1, 24 * 14),
         on_shutdown=source.choice("on-shutdown", ("stop", "terminate"), "stop"),
     )
+
+
+def _only_of_region(region: str, network: Network, tracking: Tracking | None) -> None:
+    """The wrong region is found out after minutes of deploying, half done; where it is known, it is said here."""
+    if not region:
+        return
+    for zone in network.azs:
+        if not zone.startswith(region):
+            raise wrong("azs", f"zones of {region}, the region that is deployed to", zone)
+    if tracking and (there := tracking.certificate.split(":")[3]) != region:
+        raise wrong("tracking-certificate", f"one in {region}, the region that is deployed to", f"one in {there}")
 
 
 def _only_of_kinds(source: Source, kinds: tuple[str, ...]) -> None:

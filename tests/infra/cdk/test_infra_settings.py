@@ -73,6 +73,17 @@ def test_a_misspelt_name_is_an_error_that_knows_the_right_one(wrong: str, near: 
     assert "did you mean NEURONBENCH_INFRA_" in text
 
 
+@pytest.mark.parametrize("name", ["nueronbench:max-hours", "neuronbench-infra:max-hours", "max-hours"])
+def test_a_misspelt_prefix_is_an_error_too(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{name}: .*did you mean neuronbench:max-hours"):
+        read_settings({**{PREFIX + key: value for key, value in MONEY.items()}, name: "2"}, {})
+
+
+def test_names_of_others_are_left_alone() -> None:
+    others = {"@aws-cdk/core:newStyle": True, "availability-zones:account=1:region=x": ["a"], "team:azs": "x"}
+    assert read_settings({**{PREFIX + key: value for key, value in MONEY.items()}, **others}, {}).network.azs == ()
+
+
 def test_errors_say_how_to_set_it() -> None:
     text = refused(max_hours="a day")
     assert "expected a whole number from 1 to 336, found 'a day'" in text
@@ -111,6 +122,11 @@ def test_errors_say_how_to_set_it() -> None:
         ({"subnet_ids": "subnet-0123456789abcdef0"}, "needs neuronbench:vpc-id too"),
         ({"vpc_id": "vpc-01234567", "subnet_ids": "subnet-01234567,subnet-01234568", "azs": "us-west-2a"}, "2 subnets"),
         ({"azs": "us-west-2a,us-west-2b", "zones": 2}, "azs says it already"),
+        ({"azs": "us-west-2a,us-west-2b", "region": "us-east-1"}, "zones of us-east-1, the region that is deployed to"),
+        (
+            {**SERVER, "region": "us-east-1"},
+            "one in us-east-1, the region that is deployed to, found 'one in eu-west-1'",
+        ),
         ({"egress_ports": "80"}, "443 among them"),
         ({"egress_ports": "443,70000"}, "1 to 65535"),
         ({"account": "12"}, "twelve digits"),

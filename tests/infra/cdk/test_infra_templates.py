@@ -468,6 +468,8 @@ def test_the_budget_warns_and_then_stops(templates: dict[tuple[str, str], Templa
             ("ACTUAL", 50, ["EMAIL"]), ("ACTUAL", 80, ["EMAIL"]), ("FORECASTED", 100, ["EMAIL"]),
             ("ACTUAL", 100, ["EMAIL", "SNS"]),
         ]  # fmt: skip
+        (after,) = [each["DependsOn"] for each in base["Resources"].values() if each["Type"] == "AWS::Budgets::Budget"]
+        assert any("Policy" in name for name in after), "Budgets takes no topic that it may not send to"
         subscribed = {each["Protocol"] for each in resources(base, "AWS::SNS::Subscription").values()}
         assert subscribed == {"email", "lambda"}
 
