@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -211,6 +214,54 @@ def test_a_manifest_that_leads_out_of_its_folder_is_none(
     result = pull(shelf, there)
     assert [name for name, _ in result.refused] == [f"{session}/a--r1"]
     assert not list(tmp_path.rglob("escaped"))
+
+
+def test_two_that_send_and_two_that_fetch_at_the_same_time_make_one_set(
+    here: Path, there: Path, session: str, tmp_path: Path
+) -> None:
+    folders = [measured(here, session, name, text=name * 100_000) for name in "abcdefgh"]
+    store = LocalBlobs(tmp_path / "store")
+    done: list[list[str]] = []
+    both = threading.Barrier(2)
+
+    def send() -> None:
+        both.wait()
+        done.append([ReceiptShelf(store).put(folder) for folder in folders])
+
+    threads = [threading.Thread(target=send) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {each for one in done for each in one} <= {"sent", "there"}
+    assert len(done) == 2
+    keys = list(store.keys(""))
+    assert len(keys) == len(set(keys)) == 8 * 4  # three files and their manifest, and nothing beside them
+    program = (
+        "import sys; from pathlib import Path; from neuronbench.shipping import ReceiptShelf, pull;"
+        "from neuronbench.weights import LocalBlobs; print('ready', flush=True); sys.stdin.readline();"
+        "came = pull(ReceiptShelf(LocalBlobs(Path(sys.argv[1]))), Path(sys.argv[2]));"
+        "print(len(came.fetched), len(came.kept), len(came.refused))"
+    )
+    fetching = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(store.folder), str(there)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    for process in fetching:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in fetching:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    told = [[int(word) for word in process.communicate(timeout=120)[0].split()] for process in fetching]
+    assert [fetched + kept for fetched, kept, _ in told] == [8, 8]
+    assert sum(fetched for fetched, _, _ in told) == 8
+    assert [refused for _, _, refused in told] == [0, 0]
+    assert [contents(there / session / folder.name) for folder in folders] == [contents(folder) for folder in folders]
 
 
 def test_a_different_receipt_here_is_not_touched(here: Path, there: Path, session: str, tmp_path: Path) -> None:

@@ -87,14 +87,14 @@ class Ending:
 
     def refuse_if_unfinished(self, boxes: Sequence[Box], receipts: Path) -> None:
         """Raise `FleetError` where a run goes on, or receipts would be out of sight that nobody here has fetched."""
-        live = {box.id for box in boxes if box.state in LIVE}
+        live = {box.id: box.state for box in boxes if box.state in (*LIVE, *ASLEEP)}
         states = runs_on(self.aws, self.deployment, self.fleet, [box.id for box in boxes], receipts)
         going_on = [state for state in states if not state.finished and state.box in live]
         waiting = [state for state in states if state.unfetched]
         if not going_on and not waiting:
             return
         raise FleetError(
-            "; ".join([*map(_going_on, going_on), *map(_waiting, waiting)]),
+            "; ".join([*(_going_on(state, live[state.box]) for state in going_on), *map(_waiting, waiting)]),
             kind="conflict",
             remedy=f"wait for it (neuronbench fleet logs {self.fleet} --follow) and fetch (neuronbench fleet pull"
             f" {self.fleet}); --force ends the boxes now: what is in the bucket stays there, what is not is lost",
@@ -135,7 +135,12 @@ def left_text(left: Left) -> str:
     return "".join(f"\n  {part}" for part in parts)
 
 
-def _going_on(state: RunState) -> str:
+def _going_on(state: RunState, box_state: str) -> str:
+    if box_state in ASLEEP:
+        return (
+            f"the run {state.run} is not finished on {state.box}, {box_state} ({state.last}): its disk may hold"
+            " what was never sent; started again (fleet up), it goes on by itself"
+        )
     return f"the run {state.run} goes on on {state.box} ({state.last})"
 
 

@@ -13,7 +13,7 @@ from neuronbench.weights import StoreError
 from neuronbench.weights.s3 import S3Blobs
 from neuronbench_fleet import boxes
 from neuronbench_fleet.aws import Aws
-from neuronbench_fleet.errors import AwsError
+from neuronbench_fleet.errors import TRANSIENT, AwsError
 from neuronbench_fleet.remote.keys import receipts_prefix
 from neuronbench_fleet.runs import BOX_LOST, HASH_MISMATCH, Asked, exit_status, pause
 from neuronbench_fleet.stream import Follower, Piece, line_of, so_far
@@ -148,6 +148,9 @@ def follow(
             lost = _lost(aws, box or follower.latest_box)
         if now - heard > SILENCE_S and not silent and not lost:
             silent = True
+            lost = "" if box or follower.latest_box else _nowhere(aws, asked)
+            if lost:
+                continue
             host.complain(
                 f"nothing was heard from {box or follower.latest_box or 'the box'} for {SILENCE_S / 60:.0f} min; it may"
                 " have no way to S3, or its agent has failed: journalctl -u 'neuronbench-run-*' on the box"
@@ -172,7 +175,7 @@ def _lost(aws: Aws, box: str) -> str:
     try:
         found = boxes.boxes_by_id(aws, [box])
     except AwsError as error:
-        if error.kind in ("throttle", "network", "service"):
+        if error.kind in TRANSIENT:
             return ""
         raise
     if found and found[0].state in boxes.LIVE:
@@ -181,6 +184,19 @@ def _lost(aws: Aws, box: str) -> str:
         return f"{box} is gone"
     reason = f" ({found[0].reason})" if found[0].reason else ""
     return f"{box} is {found[0].state}{reason}"
+
+
+def _nowhere(aws: Aws, asked: Asked) -> str:
+    """That no box has a run of which nothing was ever heard; empty where one has it, or nobody knows."""
+    try:
+        live = boxes.list_boxes(aws, asked.deployment, asked.fleet, states=boxes.LIVE)
+    except AwsError as error:
+        if error.kind in TRANSIENT:
+            return ""
+        raise
+    if any(box.run == asked.run for box in live):
+        return ""
+    return f"{asked.run} was asked for at {asked.asked_at}, has never said anything, and no box has it"
 
 
 def _progress(event: Mapping[str, Any]) -> str:

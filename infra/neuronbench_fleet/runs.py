@@ -48,6 +48,9 @@ _URL_S: Final = 3600
 _SETUP_S: Final = 3600
 """What setting up the code on a box may take."""
 _ONLINE_S: Final = 600.0
+_WORDS_BYTES: Final = 16 << 10
+"""Systems Manager takes 64 KiB for a command; the script has ten, and words grow by half on their way."""
+_OTHER_RUN: Final = re.compile(r"neuronbench-run-([a-z0-9-]+)\.service")
 _TRIES: Final = 9
 _TAIL_LINES: Final = 15
 
@@ -91,6 +94,17 @@ def check_run_id(run: str) -> None:
     """Raise `UsageError` for a name that cannot be a run's."""
     if not RUN_ID.fullmatch(run):
         raise UsageError(f"run {run!r}: expected lower-case letters, digits and hyphens, 63 at most")
+
+
+def check_size(pytest_args: Sequence[str], environment: Mapping[str, str], setup: str) -> None:
+    """Raise `UsageError` for more than one command of Systems Manager carries beside the script."""
+    words = [*pytest_args, *environment, *environment.values(), setup]
+    size = sum(len(word.encode("utf-8", "surrogateescape")) + 4 for word in words)
+    if size > _WORDS_BYTES:
+        raise UsageError(
+            f"arguments, variables and --setup have {size} bytes together; {_WORDS_BYTES} can be sent to a box",
+            remedy="put them into a file of the project: a grid, pytest's addopts, a script for --setup",
+        )
 
 
 def asker() -> str:
@@ -153,7 +167,8 @@ def find_run(aws: Aws, store: Blobs, deployment: Deployment, named: str) -> Aske
     asked = read_asked(store, named)
     if asked is None:
         latest = runs_of(aws, deployment, named)[-_LOOKED_AT:]
-        found = [one for run in latest if (one := read_asked(store, run)) is not None]
+        # ids have less letters than names: those of `night.1` and `night-1` begin alike
+        found = [one for run in latest if (one := read_asked(store, run)) is not None and one.fleet == named]
         asked = max(found, key=lambda one: one.asked_at, default=None)
     if asked is None:
         raise FleetError(
@@ -224,12 +239,7 @@ def start_on(aws: Aws, deployment: Deployment, asked: Asked, box: Box, *, progre
     Raises `FleetError` with the end of the box's own words when it does not start.
     """
     _await_online(aws, box, progress)
-    if asked.after != "keep":
-        aws.call(
-            "ec2", "modify_instance_attribute", InstanceId=box.id,
-            InstanceInitiatedShutdownBehavior={"Value": asked.after},
-        )  # fmt: skip
-    aws.call("ec2", "create_tags", Resources=[box.id], Tags=[{"Key": f"{boxes.TAG}run", "Value": asked.run}])
+    _mark(aws, box, asked)
     url = aws.presigned(deployment.bucket, str(asked.code["key"]), expires_s=_URL_S)
     script = bootstrap.script(
         order_for(asked, deployment, box), sha256=str(asked.code["sha256"]), url=url, setup=asked.setup,
@@ -242,7 +252,25 @@ def start_on(aws: Aws, deployment: Deployment, asked: Asked, box: Box, *, progre
     )  # fmt: skip
     if aws.dry_run:
         return ""
-    return _await_command(aws, str(answer["Command"]["CommandId"]), box, progress)
+    try:
+        return _await_command(aws, str(answer["Command"]["CommandId"]), box, progress)
+    except FleetError as error:
+        # refused, for another run has the box: what it was to do at its end must not be ours
+        for run in _OTHER_RUN.findall(error.message) if error.kind == "conflict" else ():
+            other = read_asked(bucket_of(aws, deployment), run)
+            if other is not None:
+                _mark(aws, box, other)
+        raise
+
+
+def _mark(aws: Aws, box: Box, asked: Asked) -> None:
+    """Note on the box which run has it, and what `shutdown` does there. Before it starts: the desk may go away."""
+    if asked.after != "keep":
+        aws.call(
+            "ec2", "modify_instance_attribute", InstanceId=box.id,
+            InstanceInitiatedShutdownBehavior={"Value": asked.after},
+        )  # fmt: skip
+    aws.call("ec2", "create_tags", Resources=[box.id], Tags=[{"Key": f"{boxes.TAG}run", "Value": asked.run}])
 
 
 def exit_status(finished: Mapping[str, Any]) -> int:
@@ -299,7 +327,8 @@ def _await_command(aws: Aws, command: str, box: Box, progress: Callable[[str], N
     raise FleetError(
         f"the run was not started on {box.id} (command {command}: {status}, exit status {code}):\n"
         + _tail(said, str(told.get("StandardErrorContent") or "")),
-        status=HASH_MISMATCH if code == bootstrap.EXIT_HASH else None, remedy=_REMEDIES.get(code, _LOOK),
+        status=HASH_MISMATCH if code == bootstrap.EXIT_HASH else None,
+        kind="conflict" if code == bootstrap.EXIT_BUSY else "failed", remedy=_REMEDIES.get(code, _LOOK),
     )  # fmt: skip
 
 

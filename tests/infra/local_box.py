@@ -147,7 +147,11 @@ class LocalBox:
         self.running = True
         tools = root / "bin"
         tools.mkdir(parents=True)
-        for name, text in (("systemctl", SYSTEMCTL.replace("{python}", sys.executable)), ("shutdown", SHUTDOWN)):
+        for name, text in (
+            ("systemctl", SYSTEMCTL.replace("{python}", sys.executable)),
+            ("shutdown", SHUTDOWN),
+            ("sync", "#!/bin/sh\n"),  # the disk of this machine is everybody's
+        ):
             (tools / name).write_text(text, encoding="utf-8")
             (tools / name).chmod(0o755)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "NEURONBENCH_", "AWS_", "COV_"))}

@@ -261,6 +261,20 @@ def test_down_waits_for_a_run_unless_forced(aws: StandIn, lab: Deployed, fleet: 
     assert aws.instances(*LIVE) == []
 
 
+def test_down_keeps_a_stopped_box_whose_run_is_not_finished(aws: StandIn, lab: Deployed, fleet: Fleet) -> None:
+    assert fleet(*UP).status == 0
+    (box,) = aws.instances(*LIVE)
+    event(aws, lab, box["InstanceId"], "suspended", 1)
+    assert fleet("stop", "night").status == 0
+    ended = fleet("down", "night")
+    assert ended.status == 1
+    assert f"is not finished on {box['InstanceId']}, stopped (suspended): its disk may hold" in ended.err
+    assert len(aws.instances("stopped")) == 1
+    event(aws, lab, box["InstanceId"], "finished", 2)
+    assert fleet("down", "night").status == 0
+    assert aws.instances("stopped") == []
+
+
 def event(aws: StandIn, lab: Deployed, box: str, kind: str, number: int) -> None:
     """What the agent on a box would have sent."""
     import hashlib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from fleet_project import git, project
 from neuronbench_fleet import bundle
 from neuronbench_fleet.errors import FleetError
+
+from neuronbench.model import canonical_json
 
 
 @pytest.fixture
@@ -93,6 +96,43 @@ def test_what_only_sounds_like_one_goes_along(root: Path, tmp_path: Path, name: 
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).touch()
     assert name in members(bundle.make(root, tmp_path / "code.tar.gz").path)
+
+
+def test_odd_names_and_links_arrive_as_they_are(root: Path, tmp_path: Path) -> None:
+    (root / "..dots").mkdir()
+    for name in (os.fsdecode(b"bad\xff.txt"), "new\nline.txt", "-dash", " blank ", "..dots/file", "a'\"$(x).py"):
+        (root / name).write_bytes(os.urandom(8))
+    (root / "to dots").symlink_to("..dots")
+    (root / "to bad").symlink_to(os.fsdecode(b"bad\xff.txt"))
+    made = bundle.make(root, tmp_path / "code.tar.gz")
+    there = tmp_path / "there"
+    there.mkdir()
+    subprocess.run(["tar", "-xzf", made.path, "-C", there, "--no-same-owner"], check=True, stderr=subprocess.DEVNULL)
+    shutil.rmtree(root / ".git")
+    assert subprocess.run(["diff", "-r", "--no-dereference", root, there]).returncode == 0
+    canonical_json(made.to_json()).encode()  # names that are no UTF-8 can be told of
+    assert "bad\\xff.txt" in made.changed
+    assert made.left_out == {}
+
+
+def test_a_state_that_git_cannot_tell_is_not_called_that_of_the_commit(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "new.txt").unlink()
+    other = project(tmp_path / "other")
+    for name in ("GIT_DIR", "GIT_INDEX_FILE"):  # as in a hook of another repository
+        monkeypatch.setenv(name, str(other / ".git" / ("index" if "INDEX" in name else "")))
+    assert bundle.make(root, tmp_path / "code.tar.gz").changed == []
+    for name in ("GIT_DIR", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name)
+    git(root, "update-index", "--assume-unchanged", "conftest.py", "pyproject.toml")
+    git(root, "update-index", "--skip-worktree", "benchmarks/bench_tiny.py")
+    (root / "conftest.py").write_text("changed behind git's back\n", encoding="utf-8")
+    (root / "benchmarks" / "bench_tiny.py").unlink()
+    assert bundle.make(root, tmp_path / "code.tar.gz").changed == ["benchmarks/bench_tiny.py", "conftest.py"]
+    (root / ".git" / "index").write_bytes(b"no index")
+    with pytest.raises(FleetError, match="index file"):
+        bundle.make(root, tmp_path / "code.tar.gz")
 
 
 def test_a_part_of_a_checkout_is_a_project_of_its_own(root: Path, tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from aws_stand_in import CAPACITY, DROPPED, LOST, THROTTLED, Deployed, Request, 
 from aws_wire import Answer
 from fleet_project import Gates, project
 from local_box import LIMIT_S, Boxes, until
-from neuronbench_fleet import following
+from neuronbench_fleet import following, runs
 from neuronbench_fleet.aws import Aws
+from neuronbench_fleet.deployment import find_deployment
 
 from neuronbench.cli import main
 from neuronbench.model import Outcome
@@ -125,7 +126,7 @@ def fleet(aws: StandIn, lab: Deployed, tmp_path: Path, gates: Gates, monkeypatch
 def test_a_run_through_faults_from_its_start_to_its_end(fleet: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     """Throttling, lost answers, a cut upload, a killed agent, a store that is away, a stopped box, a killed desk."""
     aws, gates = fleet.aws, fleet.gates
-    id_ = fleet.box()
+    id_ = fleet.box(purchase="on-demand")
     box = fleet.boxes[id_]
 
     # -- the desk: throttled, the answer to SendCommand lost (so it is sent twice), the code cut short on its way up
@@ -138,8 +139,11 @@ def test_a_run_through_faults_from_its_start_to_its_end(fleet: Lab, capfd: pytes
     until(lambda: fleet.measured() == ["custom.tiny-fake-n=1"], "the receipt of point 1 comes home while point 2 runs")
     assert box.commands >= 2
     assert box.kinds("r1").count("boot") == 1  # sent twice, started once
-    assert fleet.run(*ARGS, run="r2").wait() == 1
+    assert fleet.run(*ARGS, run="r2", extra=("--after", "stop")).wait() == 1
     assert "another run is on its way" in capfd.readouterr().err
+    # what was refused leaves no trace on the box: it is still the first one's, to be terminated at its end
+    assert {"Key": "neuronbench:run", "Value": "r1"} in aws.instances()[0]["Tags"]
+    assert fleet.boxes.on_shutdown[id_] == "terminate"
 
     # -- the agent is killed: pytest ends with it, the record is closed, the unit starts it again; point 1 is cached
     box.kill_agent()
@@ -216,7 +220,7 @@ def test_from_up_to_down_with_a_spot_box_that_is_taken_away(fleet: Lab, capfd: p
     gates.open(1)
     desk = fleet.run(*ARGS, extra=("--replace",))
     until(lambda: gates.begun[-1:] == [2], "point 2 is begun")
-    (run,) = [path.name for path in (fleet.boxes[first].root / "var" / "lib" / "neuronbench").iterdir()]
+    (run,) = [path.parent.name for path in (fleet.boxes[first].root / "var/lib/neuronbench").glob("*/run.json")]
     assert main([*fleet.command("status", "night")]) == 0
     assert run in capfd.readouterr().out
 
@@ -333,12 +337,53 @@ def test_what_cannot_be_meant_is_said_before_anything_is_sent(fleet: Lab, capfd:
         (("--max-hour", "3"), ARGS, 2, "did you mean --max-hours?"),
         (("--env", "HF_TOKEN=x"), ARGS, 2, "may be a secret"),
         (("--env", "novalue"), ARGS, 2, "expected NAME=VALUE"),
+        (("--env", "PLAIN=https://me:hunter2@example.org"), ARGS, 2, "may be a secret"),
+        ((), ("--nb-tracking-uri=https://me:hunter2@example.org",), 2, "may hold a secret"),
+        ((), ("-k", "x" * 20_000), 2, "can be sent to a box"),
         (("--require-clean",), ARGS, 1, "differs from its commit"),
         (("--run", "Not A Name"), ARGS, 2, "lower-case letters"),
         ((), ("--nb-data-root=x",), 2, "a folder of its own"),
     ):
         assert fleet.run(*arguments, extra=extra).wait() == status, extra
-        assert words in capfd.readouterr().err
+        said = capfd.readouterr()
+        assert words in said.err
+        assert "hunter2" not in said.out + said.err
     assert main([*fleet.command("logs", "night")]) == 1
     assert "there is no run 'night'" in capfd.readouterr().err
-    assert fleet.aws.operations("ssm", changes=True) == []
+    assert fleet.aws.operations(changes=True) == []  # not even the code
+
+
+def test_a_set_up_that_is_interrupted_and_a_run_that_never_began(
+    fleet: Lab, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = fleet.box()
+
+    def ctrl_c(aws: Aws, *_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    (fleet.root / "serving").mkdir()  # a folder with the name of a word of -k is no place for benchmarks
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "_await_online", ctrl_c)
+        assert fleet.run("-k", "serving", run="r1").wait() == 130
+    said = capfd.readouterr()
+    assert "pytest benchmarks -k serving" in said.out
+    assert f"set up on {box}, where it may start all the same" in said.err
+    assert "neuronbench fleet run night --run r1" in said.err
+    assert not list((fleet.root.parent / "cache").rglob("code*.tar.gz"))
+    monkeypatch.setattr(following, "SILENCE_S", 0.0)
+    assert Desk(*fleet.command("logs", "r1", "--follow")).wait() == 7
+    assert "no box has it" in capfd.readouterr().err
+
+
+def test_runs_of_fleets_whose_names_look_alike_are_told_apart(fleet: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+    bucket = runs.bucket_of(Aws(), find_deployment(Aws(), "lab"))
+    for second, name in enumerate(("night.1", "Night_1", "night-1")):
+        asked = runs.Asked(
+            run=runs.new_run_id(name, now=dt.datetime(2026, 11, 30, 4, 15, second)), deployment="lab", fleet=name,
+            kind="inf2", pytest_args=[], code={}, asked_at=f"2026-11-30T04:15:0{second}+00:00",
+        )  # fmt: skip
+        runs.write_asked(bucket, asked)
+        assert main(list(fleet.command("logs", name))) == 0
+        assert asked.run in capfd.readouterr().err
+    assert main(list(fleet.command("logs", "night.1"))) == 0
+    assert "night-1-20261130-041500" in capfd.readouterr().err

@@ -27,10 +27,10 @@ HELP = f"""End the boxes of a fleet with their disks, and check that nothing is 
     neuronbench fleet down night
     neuronbench fleet down night --dry-run
 
-Refused while a run goes on, and while receipts in the bucket are not here, unless --force: what is in the bucket stays
-there in any case. Boxes, disks and spot requests with the fleet's tags are ended, waited for and looked for again;
-what is left all the same is named, with status 1. A Capacity Block is paid and stays. Where nothing is, nothing
-happens.
+Refused while a run goes on or is unfinished on a stopped box, and while receipts in the bucket are not here, unless
+--force: what is in the bucket stays there in any case. Boxes, disks and spot requests with the fleet's tags are
+ended, waited for and looked for again; what is left all the same is named, with status 1. A Capacity Block is paid
+and stays. Where nothing is, nothing happens.
 
 {EXIT_HELP}
 """

@@ -25,6 +25,8 @@ _OWN: Final = (
     "--python", "--deployment", "--region", "--profile", "--dry-run",
 )  # fmt: skip
 """What is not known here goes to pytest; a misspelt limit must not."""
+_WITH_VALUE: Final = frozenset({"-k", "-m", "-p", "-o", "-c", "-W", "-n", "-r"})
+"""Options of pytest whose value comes behind a space: it is no path, whatever folder has its name."""
 _LEAST_HOURS: Final = 0.25
 """Less than this is not worth another box."""
 _READY_S: Final = 1200.0
@@ -138,6 +140,8 @@ def _ask(
     env: list[str], setup: str, python: str,
 ) -> Asked:  # fmt: skip
     """Ship the code, and write down what is asked."""
+    import os
+
     from neuronbench.commands import host
     from neuronbench.receipts import utc_now
     from neuronbench_fleet import bundle, runs
@@ -152,23 +156,27 @@ def _ask(
         raise UsageError(
             f"--after stop: {box.id} is a spot box, which can only be terminated", remedy="--after terminate"
         )
-    environment = _environment(env)
-    target = runs.archive_folder(here.settings.cache_dir) / "code.tar.gz"
-    made = bundle.make(here.settings.root, target, require_clean=require_clean, results=here.settings.data_root)
-    for line in bundle.describe(made):
-        host.say(line)
-    key = made.key
-    if aws.dry_run:
-        aws.call("s3", "put_object", Bucket=where.bucket, Key=key, Body=made.path.read_bytes(), IfNoneMatch="*")
-    else:
-        key = runs.upload(store, made)
+    environment, pytest_args = _environment(env), _pytest_args(here, box.kind, arguments)
+    run = run_id or runs.new_run_id(name)
+    runs.check_run_id(run)
+    runs.check_size(pytest_args, environment, setup)
+    target = runs.archive_folder(here.settings.cache_dir) / f"code-{os.getpid()}.tar.gz"  # others may ship, too
+    try:
+        made = bundle.make(here.settings.root, target, require_clean=require_clean, results=here.settings.data_root)
+        for line in bundle.describe(made):
+            host.say(line)
+        key = made.key
+        if aws.dry_run:
+            aws.call("s3", "put_object", Bucket=where.bucket, Key=key, Body=target.read_bytes(), IfNoneMatch="*")
+        else:
+            key = runs.upload(store, made)
+    finally:
+        target.unlink(missing_ok=True)
     asked = runs.Asked(
-        run=run_id or runs.new_run_id(name), deployment=where.name, fleet=name, kind=box.kind,
-        pytest_args=_pytest_args(here, box.kind, arguments), code={**made.to_json(), "key": key}, after=after,
-        max_hours=max_hours, max_usd=max_usd, setup=setup, python=python, environment=environment, asked_at=utc_now(),
-        asked_by=runs.asker(),
+        run=run, deployment=where.name, fleet=name, kind=box.kind, pytest_args=pytest_args,
+        code={**made.to_json(), "key": key}, after=after, max_hours=max_hours, max_usd=max_usd, setup=setup,
+        python=python, environment=environment, asked_at=utc_now(), asked_by=runs.asker(),
     )  # fmt: skip
-    runs.check_run_id(asked.run)
     runs.write_asked(store, asked)
     host.say(f"run {asked.run}: pytest {runs.shown_args(asked.pytest_args)}")
     return asked
@@ -186,6 +194,14 @@ def _start_and_follow(
     progress = host.ProgressLine()
     try:
         said = runs.start_on(aws, where, asked, box, progress=progress)
+    except KeyboardInterrupt:
+        progress.done()
+        host.complain(
+            f"interrupted while {asked.run} was set up on {box.id}, where it may start all the same.\n  go on with it:"
+            f"  neuronbench fleet run {asked.fleet} --run {asked.run}\n  end the box:    neuronbench fleet down"
+            f" {asked.fleet}"
+        )
+        raise typer.Exit(130) from None
     finally:
         progress.done()
     if aws.dry_run:
@@ -254,8 +270,15 @@ def _pytest_args(here: Host, kind: str, given: list[str]) -> list[str]:
     """pytest's arguments: the folder of benchmarks where no path was named, the kind's marker where nothing was."""
     import difflib
 
+    from neuronbench.redaction import redact_argv
     from neuronbench_fleet.errors import UsageError
 
+    shown = redact_argv(given)
+    if shown != given:
+        raise UsageError(
+            f"{' '.join(shown)}: it may hold a secret, and what is asked of a run is kept for all to read",
+            remedy="put it into /etc/neuronbench/environment on the box (aws ssm start-session)",
+        )
     for argument in given:
         option = argument.split("=")[0]
         meant = difflib.get_close_matches(option, _OWN, n=1, cutoff=0.85) if option[:2] == "--" else []
@@ -267,13 +290,15 @@ def _pytest_args(here: Host, kind: str, given: list[str]) -> list[str]:
             raise UsageError("--nb-data-root: a run on a box has a folder of its own, from which receipts are sent")
     if not given:
         return ["benchmarks", "-m", kind] if kind else ["benchmarks"]
-    if any((here.settings.root / argument.split("::")[0]).exists() for argument in given if argument[:1] != "-"):
+    values = {place + 1 for place, argument in enumerate(given) if argument in _WITH_VALUE}
+    words = [argument for place, argument in enumerate(given) if place not in values and argument[:1] not in ("-", "")]
+    if any((here.settings.root / word.split("::")[0]).exists() for word in words):
         return given
     return ["benchmarks", *given]
 
 
 def _environment(given: list[str]) -> dict[str, str]:
-    from neuronbench.redaction import is_secret_name
+    from neuronbench.redaction import is_secret_name, redact
     from neuronbench_fleet.errors import UsageError
 
     found: dict[str, str] = {}
@@ -281,7 +306,7 @@ def _environment(given: list[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not (name.isidentifier() and equals):
             raise UsageError(f"--env {text!r}: expected NAME=VALUE")
-        if is_secret_name(name):
+        if is_secret_name(name) or redact(value) != value:
             raise UsageError(
                 f"--env {name}: it may be a secret, and what is asked of a run is kept for all to read",
                 remedy="put it into /etc/neuronbench/environment on the box (aws ssm start-session)",

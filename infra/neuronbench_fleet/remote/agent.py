@@ -37,6 +37,8 @@ LAST_WORDS_S: Final = 90.0
 SHUTDOWN: Final = "NEURONBENCH_SHUTDOWN"
 """The command that ends the box (default: shutdown -h now). Whether that stops or terminates it is the box's setting,
 which `neuronbench fleet run --after` has seen to."""
+BOX_LOCK: Final = ".box.lock"
+"""Held, beside the folders of runs, by the one that measures: two at a time would both be measured wrong."""
 CRASHES: Final = 3
 """So often pytest is started again after a signal killed it (out of memory, a segmentation fault): what is measured
 stays, and what comes after the point that kills it deserves a chance."""
@@ -59,10 +61,13 @@ class Agent:
         self._events = state.events(self.boot)
         self._lock = threading.Lock()
         self._number = 0
+        self._torn = False
         clock = state.read("clock")
         self._hours_before, self._usd_before = float(clock.get("hours", 0.0)), float(clock.get("usd", 0.0))
         self._started = time.monotonic()
         self._warned = float(clock.get("warned", 0.0))
+        self._prior = bool(clock.get("prior"))
+        """What other boxes have taken is in these numbers."""
         self._seen: set[str] = set()
         self.shipper = Shipper(
             blobs, self.shelf, order.run, state.receipts, self._pieces(), flush_s=order.flush_s,
@@ -81,9 +86,20 @@ class Agent:
                 "usd": self._usd(),
             }  # each: the next box counts on from the last one
             line = json.dumps({"at": utc_now(), "boot": self.boot, "n": self._number, "kind": kind, **told, **spent})
-            with self._events.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            try:
+                self._append(line)
+            except OSError as error:  # a full disk must not end what can still be measured and sent
+                print(f"the event cannot be kept: {error}", file=sys.stderr, flush=True)
         print(line, flush=True)  # the journal of the box has it, too
+
+    def _append(self, line: str) -> None:
+        with self._events.open("a", encoding="utf-8") as file:
+            if self._torn:
+                file.write("\n")  # ends what a full disk has left of an earlier one
+            self._torn = True
+            file.write(line + "\n")
+            file.flush()
+            self._torn = False
 
     @property
     def hours(self) -> float:
@@ -130,8 +146,10 @@ class Agent:
         while not self.asked.is_set():
             try:
                 came = pull(self.shelf, self.state.receipts)
-                if self.boot == 1:
+                if not self._prior:
                     self._hours_before, self._usd_before = prior.spent(self.blobs, self.order.run)
+                    self._prior = True
+                    self._keep_clock()
             except StoreError as error:
                 self.event("trouble", text=f"receipts of the run cannot be fetched yet: {error.message}")
                 self.asked.wait(pause)
@@ -161,7 +179,6 @@ class Agent:
             return {}
         recover(self.state.receipts, on_error=lambda error: self.event("trouble", text=str(error)))
         self._points()
-        self.shipper.child_ended = True
         ended = {"exit_code": status, "reason": why.kind if why else "", "text": why.text if why else ""}
         self.state.write("ended", **ended)
         return ended
@@ -215,25 +232,18 @@ class Agent:
 
     def _finish(self, ended: dict[str, Any]) -> int:
         """Wait until everything is in the store, say so, and do with the box what was asked."""
-        while not self.shipper.drain(self.order.poll_s):
-            if self.asked.is_set():
-                return self._going_down("pytest has ended, and not everything was sent yet")
+        self.shipper.child_ended = True
+        if not self.shipper.drain(unless=self.asked):
+            return self._going_down("pytest has ended, and not everything was sent yet")
         self._keep_clock()
         self.event(
             "finished", **ended, shipped=len(self.shipper.sent), refused=self.shipper.refused, after=self.order.after,
         )  # fmt: skip
-        while not self.shipper.drain(self.order.poll_s):
-            if self.asked.is_set():
-                return 0
-        self.state.write("done", **ended, at=utc_now())
-        self._box()
+        if not self.shipper.drain(unless=self.asked):
+            return 0
+        self.state.write("done", **ended, at=utc_now(), refused=len(self.shipper.refused))
+        leave(self.order, self.state)
         return 0
-
-    def _box(self) -> None:
-        """Stop or terminate the box, unless something of the run is nowhere else."""
-        _call(["systemctl", "disable", f"neuronbench-run-{self.order.run}.service"])
-        if self.order.after != "keep" and not self.shipper.refused:
-            _call(shlex.split(os.environ.get(SHUTDOWN) or "shutdown -h now"))
 
     # -- parts
 
@@ -279,7 +289,17 @@ class Agent:
         return None if usd is None else round(usd, 4)
 
     def _keep_clock(self) -> None:
-        self.state.write("clock", hours=self.hours, usd=self.usd or 0.0, warned=self._warned)
+        try:
+            self.state.write("clock", hours=self.hours, usd=self.usd or 0.0, warned=self._warned, prior=self._prior)
+        except OSError as error:  # the disk is full: the last one that was kept stays
+            print(f"hours and cost cannot be kept: {error}", file=sys.stderr, flush=True)
+
+
+def leave(order: Order, state: State) -> None:
+    """Stop or terminate the box after a run that is done, unless something of the run is nowhere else."""
+    _call(["systemctl", "disable", f"neuronbench-run-{order.run}.service"])
+    if order.after != "keep" and not state.read("done").get("refused"):
+        _call(shlex.split(os.environ.get(SHUTDOWN) or "shutdown -h now"))
 
 
 def _headline(metrics: Any) -> str:
@@ -306,9 +326,9 @@ def _call(command: Sequence[str]) -> None:
         print(f"{shlex.join(command)}: {error}", file=sys.stderr, flush=True)
 
 
-def _only_one(folder: Path) -> IO[str] | None:
-    """Hold the run's lock as long as this process lives; None when another agent does."""
-    file = (folder / "agent.lock").open("a", encoding="utf-8")
+def _only_one(folder: Path, name: str = "agent.lock") -> IO[str] | None:
+    """Hold a lock as long as this process lives; None when another agent does."""
+    file = (folder / name).open("a", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -344,6 +364,7 @@ def main(arguments: Sequence[str] | None = None, *, connect: Callable[[Order], B
     with lock:
         if state.read("done"):
             print(f"{order.run} is over", flush=True)
+            leave(order, state)  # the agent before this one may have been killed before it did
             return 0
         agent = Agent(state, order, connect(order))
 
@@ -352,7 +373,13 @@ def main(arguments: Sequence[str] | None = None, *, connect: Callable[[Order], B
 
         before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
         try:
-            return agent.run()
+            # a run that failed here before may start at a boot together with the one that came after it
+            while (box := _only_one(folder.parent, BOX_LOCK)) is None:
+                print(f"{order.run} waits: another run has this box", flush=True)
+                if agent.asked.wait(order.poll_s * 5):
+                    return 0
+            with box:
+                return agent.run()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import importlib.resources
 import json
 import re
@@ -47,12 +48,17 @@ def script(
     told = {**order, "code": f"@ROOT@/opt/neuronbench/{sha256}"}
     filled = _template("bootstrap.sh")
     for name, value in (
-        ("RUN", run), ("SHA256", sha256), ("URL", url), ("SETUP", setup), ("PACE", str(pace)),
-        ("ORDER", base64.b64encode(json.dumps(told).encode()).decode()),
+        ("RUN", run), ("SHA256", sha256), ("URL", url), ("PACE", str(pace)), ("SETUP", _packed(setup)),
+        ("SETUP_ID", hashlib.sha256(setup.encode()).hexdigest()[:12]), ("ORDER", _packed(json.dumps(told))),
         ("UNIT", unit(run, sha256=sha256, python=python).rstrip()),
     ):  # fmt: skip
         filled = filled.replace(f"@{name}@", value)
     return filled
+
+
+def _packed(text: str) -> str:
+    """Words of others as the script carries them: nothing in them means anything to its shell, or to SSM."""
+    return base64.b64encode(text.encode("utf-8", "surrogateescape")).decode()
 
 
 def _template(name: str) -> str:

@@ -4,12 +4,15 @@
 # Ends with 80 (no systemd), 81 (another run is on its way here), 87 (the code cannot be set up), 88 (wrong hash), 89 (the code cannot be had).
 set -eu
 umask 022
+# Run Command sets neither on some images, and git, pip and other tools want them
+export HOME="${HOME:-/root}" LANG="${LANG:-C.UTF-8}" PATH="${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 root=${NEURONBENCH_BOX_ROOT:-}
 run='@RUN@'
 sha='@SHA256@'
 unit="neuronbench-run-$run.service"
 code="$root/opt/neuronbench/$sha"
 state="$root/var/lib/neuronbench/$run"
+ready="$code.@SETUP_ID@.ready" # the same code, set up in another way, is not what was asked for
 
 say() { echo "neuronbench: $*"; }
 stop() { say "$2" >&2; exit "$1"; }
@@ -22,7 +25,7 @@ others=$(systemctl list-units --no-legend --plain --state=active,activating,relo
     cut -d' ' -f1 | grep -vxF "$unit" || true)
 [ -z "$others" ] || stop 81 "another run is on its way on this box, and both would be measured wrong: $others"
 
-if [ ! -e "$code.ready" ]; then
+if [ ! -e "$ready" ]; then
     part="$code.part"
     found='nothing'
     why='nothing was answered'
@@ -39,31 +42,33 @@ if [ ! -e "$code.ready" ]; then
     done
     [ "$found" != 'nothing' ] || stop 89 "the code cannot be had: $why. Does the box reach S3 (endpoint, route, DNS)?"
     [ "$found" = "$sha" ] || stop 88 "the code has the SHA-256 $found, expected $sha: nothing of it was run"
-    rm -rf "$part" "$code"
+    rm -rf "$part" "$code" "$code".*.ready
     mkdir "$part"
     tar -xzf "$part.tar.gz" -C "$part" --no-same-owner
     mv "$part" "$code"
     rm -f "$part.tar.gz"
     say "code $sha is unpacked; setting it up"
     cd "$code"
-    if ! { @SETUP@
-    } >"$code.setup.log" 2>&1 </dev/null; then
+    # a shell of its own, which ends with the first thing that fails, and whatever it leaves behind holds no lock
+    if ! printf '%s' '@SETUP@' | base64 -d >"$code.setup" || ! sh -e "$code.setup" >"$code.setup.log" 2>&1 </dev/null 9>&-; then
         tail -n 30 "$code.setup.log" >&2
         stop 87 "the code cannot be set up: see above, and $code.setup.log on the box"
     fi
-    touch "$code.ready"
+    sync # before it is called ready: a power cut must not leave half of it
+    touch "$ready"
 fi
 
 if [ -e "$state/done.json" ]; then
     say "run $run is over on this box"
     exit 0
 fi
-printf '%s' '@ORDER@' | base64 -d | sed "s|@ROOT@|$root|g" >"$state/.run.json"
+printf '%s' '@ORDER@' | base64 -d | sed "s|\"code\": \"@ROOT@|\"code\": \"$root|" >"$state/.run.json"
 mv "$state/.run.json" "$state/run.json"
 sed "s|@ROOT@|$root|g" >"$root/etc/systemd/system/.$unit" <<'UNIT'
 @UNIT@
 UNIT
 mv "$root/etc/systemd/system/.$unit" "$root/etc/systemd/system/$unit"
+sync
 systemctl daemon-reload
 systemctl reset-failed "$unit" 2>/dev/null || true
 systemctl enable "$unit"

@@ -50,6 +50,10 @@ def start(order: Order, state: State, boot: int) -> Process:
         command(order), env=environment(order, state, os.environ), cwd=order.code, log=state.console(boot),
         name=f"pytest of {order.run}", grace_s=GRACE_S,
     )  # fmt: skip
+    try:  # the agent is spared where memory runs out; what it starts is not
+        Path(f"/proc/{process.pid}/oom_score_adj").write_text("0")
+    except OSError:
+        pass
     state.write(_CHILD, pid=process.pid, created=guard.created(process.pid))
     return process
 

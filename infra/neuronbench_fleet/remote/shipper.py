@@ -5,6 +5,7 @@ A store that does not answer costs nothing but time: what is to be sent lies on 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -22,6 +23,8 @@ LONGEST_PAUSE_S: Final = 60.0
 _ATTEMPTS: Final = 3
 """For a receipt that the store does not take, though it answers."""
 _RECORD: Final = "record.json"
+_HEARD_S: Final = 0.2
+"""So soon a wait ends that nobody needs any more."""
 
 
 class Shipper:
@@ -64,10 +67,12 @@ class Shipper:
     def start(self) -> None:
         self._thread.start()
 
-    def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that is there now was sent and read back; False when `timeout_s` went by before.
+    def drain(self, timeout_s: float | None = None, *, unless: threading.Event | None = None) -> bool:
+        """Wait until all that is there now was sent and read back; False when `timeout_s` went by before, or `unless`
+        was set.
 
-        Receipts that the store refuses for good do not count; they are in `refused`.
+        Receipts that the store refuses for good do not count; they are in `refused`. To wait long, call this once:
+        each call waits for a look at everything that began after it, and that may take longer than a short time limit.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._idle:
@@ -76,9 +81,9 @@ class Shipper:
             self._wake.set()
             while self._rounds < goal:
                 left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+                if (left is not None and left <= 0) or (unless is not None and unless.is_set()):
                     return False
-                self._idle.wait(left)
+                self._idle.wait(left if unless is None else min(_HEARD_S, left if left is not None else _HEARD_S))
             return True
 
     def stop(self) -> None:
@@ -114,16 +119,19 @@ class Shipper:
                 failures += 1
                 pause = min(LONGEST_PAUSE_S, 5.0 * failures)
                 self._on_trouble(f"sending failed, and is tried again: {type(error).__name__}: {error}")
-            if failures:
-                self._stopped.wait(pause)
-            else:
-                self._wake.wait(pause)
+            self._wake.wait(pause)  # who waits for everything asks at once, also in the midst of a long pause
 
     def _round(self, *, all_of_it: bool) -> None:
-        self._tell(all_of_it)  # a large receipt must not keep the console back
+        untold: OSError | None = None
+        try:
+            self._tell(all_of_it)  # a large receipt must not keep the console back
+        except OSError as error:  # a full disk: pieces have to be noted before they go, receipts have not
+            untold = error
         for folder in self._found():
             self._receipt(folder)
         self._manifests()
+        if untold is not None:
+            raise untold
         self._tell(all_of_it)
 
     def _tell(self, all_of_it: bool) -> None:
@@ -133,11 +141,9 @@ class Shipper:
 
     def _found(self) -> list[Path]:
         """Receipts that are whole and not sent; a folder with its final name is whole."""
-        return [
-            path.parent
-            for path in sorted(self._receipts.glob(f"*/*/{_RECORD}"))
-            if not path.parent.name.startswith(".") and self._id(path.parent) not in {*self.sent, *self.refused}
-        ]
+        done = {*self.sent, *self.refused}
+        folders = (path.parent for path in sorted(self._receipts.glob(f"*/*/{_RECORD}")))
+        return [folder for folder in folders if folder.name[0] != "." and self._id(folder) not in done]
 
     def _receipt(self, folder: Path) -> None:
         receipt = self._id(folder)
@@ -154,8 +160,8 @@ class Shipper:
                     return
         if done == "other":
             self._on_trouble(f"another receipt has the name {receipt} in the store; this one was put beside it")
-        with self._sent_list.open("a", encoding="utf-8") as file:
-            file.write(f"{receipt}\n")
+        with contextlib.suppress(OSError), self._sent_list.open("a", encoding="utf-8") as file:
+            file.write(f"{receipt}\n")  # a full disk: after a restart it is found to be in the store
         self.sent.add(receipt)
         self._on_shipped(receipt)
 

@@ -65,7 +65,7 @@ class SpotWatch:
     def _tag(self, name: str) -> str:
         try:
             found = self._get(f"tags/instance/{name}").strip()
-            datetime.fromisoformat(found.replace("Z", "+00:00"))
+            _instant(found)
         except (OSError, ValueError):
             return ""
         return found
@@ -80,6 +80,12 @@ class SpotWatch:
         with opener.open(request, timeout=_TIMEOUT_S) as answer:
             text: str = answer.read(1 << 16).decode()
             return text
+
+
+def _instant(text: str) -> datetime:
+    """An instant of an ISO text; UTC where it does not say. Raises `ValueError`."""
+    found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +107,7 @@ class Limits:
             return Notice(kind="limit", text=f"the run has cost {usd:.2f} USD of {self.max_usd:g} that it may")
         expires = expires or self.expires
         if expires:
-            left_s = (datetime.fromisoformat(expires.replace("Z", "+00:00")) - now).total_seconds()
+            left_s = (_instant(expires) - now).total_seconds()
             if left_s <= MARGIN_S:
                 return Notice(kind="expiry", text=f"the box has to be gone at {expires}, in {left_s / 60:.0f} min")
         return None
