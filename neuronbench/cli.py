@@ -84,8 +84,8 @@ def build(found: Plugins) -> typer.Typer:
     app.command("history", short_help="Metrics over sessions, and where they jumped.")(history.history)
     app.command("plugins", short_help="What is installed, and what is left out and why.")(plugins.plugins)
     app.add_typer(models.app, name="models", short_help="The models that are known; fetch one.")
-    app.add_typer(weights.app, name="weights", short_help="Trained models by digest: put, get, verify.")
-    app.add_typer(cache.app, name="cache", short_help="What is kept between sessions: status, verify, prune.")
+    app.add_typer(weights.app, name="weights", short_help="Trained models by digest, from box to box: put, get, list.")
+    app.add_typer(cache.app, name="cache", short_help="What is kept between sessions: status, prune, push, pull.")
     app.command("load", short_help="Measure a server that runs already, without pytest.")(load.load)
     app.command("calibrate", short_help="How far this host's own measurements are off.")(calibrate.calibrate)
     app.command("import", short_help="Make receipts of what another tool measured.")(import_.import_results)
@@ -96,7 +96,7 @@ def build(found: Plugins) -> typer.Typer:
         overlay.overlay
     )
     app.command("push", short_help="Deliver receipts that MLflow does not have yet.")(push.push)
-    app.command("pull", short_help="Fetch receipts from MLflow or from a folder, the same bytes.")(pull.pull)
+    app.command("pull", short_help="Fetch receipts from MLflow, S3 or a folder, the same bytes.")(pull.pull)
     app.command("ui", short_help="Look at the results in MLflow.")(ui.ui)
     app.command("new-plugin", short_help="Write a new lane, backend or sink that works as it stands.")(
         new_plugin.new_plugin

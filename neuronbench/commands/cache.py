@@ -33,9 +33,9 @@ Answers of references are not sent: they are made again in seconds, on any host.
 """
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=HELP)
-app.command("clean-locks")(cache_shared.clean_locks)
-app.command("push")(cache_shared.push)
-app.command("pull")(cache_shared.pull)
+app.command("clean-locks", short_help="Remove locks whose compiler has ended.")(cache_shared.clean_locks)
+app.command("push", short_help="Send what was compiled here to a store.")(cache_shared.push)
+app.command("pull", short_help="Get what was compiled elsewhere and fits here.")(cache_shared.pull)
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -71,7 +71,7 @@ def _fits(here: host.Host) -> list[str]:
     return sorted(found)
 
 
-@app.command("status")
+@app.command("status", short_help="What is kept, how large, when last used.")
 def status(
     context: typer.Context,
     entries: Annotated[bool, typer.Option("--entries", help="A line for each entry, too.")] = False,
@@ -176,7 +176,7 @@ def _others(folder: Path, told: set[Path]) -> list[tuple[str, int]]:
     return found
 
 
-@app.command("verify")
+@app.command("verify", short_help="Read all of it and compare with its digests.")
 def verify(context: typer.Context) -> None:
     """Read everything that is kept and compare it with its digests; fails when something is damaged.
 
@@ -199,7 +199,7 @@ def verify(context: typer.Context) -> None:
         raise typer.Exit(host.FAILURE)
 
 
-@app.command("prune")
+@app.command("prune", short_help="Remove what is damaged, old, or too much.")
 def prune(
     context: typer.Context,
     older_than: Annotated[

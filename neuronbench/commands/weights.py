@@ -42,7 +42,7 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be
 _Verify = Literal["checksum", "full"]
 
 
-@app.command("put")
+@app.command("put", short_help="Put a model or an adapter into a store.")
 def put(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="The folder with config.json, the tokenizer and the weights.")],
@@ -80,7 +80,7 @@ def put(
         host.say(f"  adapter; {_based(done.base)}")
 
 
-@app.command("get")
+@app.command("get", short_help="Write a model to a folder, checked on its way.")
 def get(
     context: typer.Context,
     digest: _Digest,
@@ -119,7 +119,7 @@ def get(
         host.say(f"  adapter; {_based(done.base)}; --base-into FOLDER brings it along")
 
 
-@app.command("verify")
+@app.command("verify", short_help="Read all of a model and compare its hashes.")
 def verify(context: typer.Context, digest: _Digest, store: _Store, as_json: _Json = False) -> None:
     """Read all of a model and hash it; fails with both hashes where something has changed."""
     with _opened(context, store) as (place, say):
@@ -156,9 +156,11 @@ def list_models(context: typer.Context, store: _Store, as_json: _Json = False) -
     if not manifests:
         host.say(f"no models in {place.blobs.url}")
         return
+    # the start of a digest is enough for get and verify, and one that is broken over lines cannot be copied
+    shown = 64 if host.width() > 130 else 16
     rows = [
         (
-            digest, _kind(digest, bases), said_bytes(manifest.size_bytes), str(len(manifest.files)),
+            digest[:shown], _kind(digest, bases), said_bytes(manifest.size_bytes), str(len(manifest.files)),
             manifest.weights_digest[:16],
             _based(base) if (base := bases.get(digest)) else "",
         )
@@ -168,7 +170,7 @@ def list_models(context: typer.Context, store: _Store, as_json: _Json = False) -
     host.show(host.table(columns, rows, right=("size", "files")))
 
 
-@app.command("uploads")
+@app.command("uploads", short_help="Uploads to S3 that were never finished.")
 def uploads(
     context: typer.Context,
     store: _Store,
