@@ -297,4 +297,7 @@ def test_a_dry_run_lists_the_calls_that_are_then_made(
     for key in ("SubnetId", "ClientToken", "InstanceType"):
         assert told[key] == sent[key]
     assert real.json["planned"] == []
-    assert "would call  ec2 RunInstances" in fleet("up", "other", "--kind", "inf2", "--dry-run").out
+    said = fleet("up", "other", "--kind", "inf2", "--count", "2", "--dry-run").out
+    assert "would call  ec2 RunInstances" in said
+    assert "up to 12 h: 18.20 USD for 2 boxes, without disks" in said
+    assert "would end " in fleet("down", "night", "--dry-run").out
