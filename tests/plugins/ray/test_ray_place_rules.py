@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from neuronbench_ray.place import arguments, code, fleet, groups, landing, prepare
+from neuronbench_ray.place import arguments, code, commands, fleet, groups, landing, prepare
 from neuronbench_ray.place.groups import Box
 from neuronbench_ray.place.items import Item, Plan
 from neuronbench_ray.place.ledger import Attempt, Ledger
@@ -218,6 +218,19 @@ def test_a_store_that_takes_nothing_is_found_out_before_nodes_are_asked(
     told = capsys.readouterr().err
     assert "receipts cannot be kept" in told
     assert "127.0.0.2" not in told  # before the cluster is reached for
+
+
+def test_an_interrupt_before_anything_is_measured_is_told_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(address: str) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "benchmarks").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(commands, "_cluster", interrupted)
+    assert cli.main(["--root", str(tmp_path), "ray", "run"]) == 2  # pytest's, not the shell's 130
+    assert "interrupted" in capsys.readouterr().err
 
 
 def test_a_line_tells_the_metric_even_where_the_receipt_came_before_the_report(

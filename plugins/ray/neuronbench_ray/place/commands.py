@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from neuronbench_ray.place.prepare import Prepared
     from neuronbench_ray.place.run import Result
 
-NOTHING = 5
-"""Exit status, as pytest's: there was nothing to measure."""
+INTERRUPTED, NOTHING = 2, 5
+"""Exit status, as pytest's: ended by somebody; there was nothing to measure."""
 LEAST_BYTES = 1 << 20
 """Room that the store has to have as a run begins."""
 ADDRESS = typer.Option(
@@ -89,11 +89,15 @@ def run(
     shelf = _shelf(store)
     if not plan:
         _writable(here.store.root)
-    with _cluster(address), _signals():
-        ended = _run(
-            here, asked, shipment, shelf, within.relative_to(root).as_posix() if within != root else "",
-            cores=cores, share=share, retries=retries, patience_s=patience, only_plan=plan, environ=environ,
-        )  # fmt: skip
+    try:
+        with _cluster(address), _signals():
+            ended = _run(
+                here, asked, shipment, shelf, within.relative_to(root).as_posix() if within != root else "",
+                cores=cores, share=share, retries=retries, patience_s=patience, only_plan=plan, environ=environ,
+            )  # fmt: skip
+    except KeyboardInterrupt:  # before anything was measured, or again while what was being measured was ended
+        host.complain("interrupted; what ran on the nodes ends with this command")
+        ended = INTERRUPTED
     raise typer.Exit(ended)
 
 
@@ -171,6 +175,9 @@ def _measure(
         status, counts = verdict(ledger, result, skipped=len(ready.skipped), cached=len(ready.cached))
     except OSError as error:
         raise host.CommandError(f"receipts cannot be kept: {error}; what came in is in {session}") from error
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+        raise
     finally:
         try:
             here.store.end_session(session, status)
