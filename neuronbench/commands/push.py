@@ -34,8 +34,11 @@ def push(
         raise host.CommandError(str(error), status=host.USAGE) from error
     finally:
         progress.done()
-    counts = f"{len(result.delivered)} delivered, {len(result.already)} were there already"
-    host.say(f"{counts}, {len(result.failed)} still pending")
+    if result.delivered or result.already or result.failed:
+        counts = f"{len(result.delivered)} delivered, {len(result.already)} were there already"
+        host.say(f"{counts}, {len(result.failed)} still pending")
+    else:
+        host.say("nothing is pending")
     reasons: dict[str, list[str]] = {}
     for receipt, reason in result.failed:
         reasons.setdefault(reason, []).append(receipt)

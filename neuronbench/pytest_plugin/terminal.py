@@ -106,6 +106,11 @@ class Terminal:
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
         chosen = [item for item in items if POINT in item.stash]
         session = session_or_none(self._config)
+        if not items and not self._config.getini("neuronbench") and self._named_benchmarks():
+            return [
+                "neuronbench: nothing is collected of bench_*.py: that takes `neuronbench = true` under [tool.pytest]"
+                " in the project's pyproject.toml"
+            ]
         if not chosen or session is None:
             return []
         boots = len({item.stash[SPEC].key for item in chosen if SPEC in item.stash})
@@ -119,6 +124,11 @@ class Terminal:
             probe = session.probe(name)
             lines.append(f"neuronbench: {name}: " + ("ready" if probe.available else probe.reason))
         return lines
+
+    def _named_benchmarks(self) -> bool:
+        """Whether what pytest was told to look at are files of benchmarks, or a folder with some at its top."""
+        named = [self._config.invocation_params.dir / argument.split("::")[0] for argument in self._config.args]
+        return any(path.match("bench_*.py") or next(path.glob("bench_*.py"), None) is not None for path in named)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         self._end_line()

@@ -36,6 +36,17 @@ def test_a_typo_in_a_marker_is_an_error(project) -> None:
     assert not project.receipts.exists()
 
 
+def test_benchmarks_that_are_named_and_not_looked_for_are_told(project, pytester: pytest.Pytester) -> None:
+    project.bench(TWO_MODELS)
+    told = "*nothing is collected of bench_[*].py: that takes `neuronbench = true`*"
+    project.run("--collect-only", "bench_it.py").stdout.no_fnmatch_line(told)
+    pytester.makepyprojecttoml("[tool.pytest]\nstrict = true\n")
+    for named in (["bench_it.py"], [str(pytester.path)], []):
+        project.run("--collect-only", *named).stdout.fnmatch_lines([told])
+    pytester.path.joinpath("bench_it.py").unlink()
+    project.run("--collect-only").stdout.no_fnmatch_line(told)
+
+
 def test_collect_only_leaves_nothing_on_disk(project) -> None:
     project.bench(TWO_MODELS)
     assert project.run("--collect-only", "-q").ret == 0

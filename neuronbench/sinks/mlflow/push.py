@@ -62,6 +62,8 @@ def push(
     def cannot_read(error: ReceiptError) -> None:
         unreadable.append(str(error))
 
+    if progress is not None:
+        progress("opening MLflow; a new store gets its tables first")
     try:
         target = sink.gateway.target or "none"
     except Exception:
