@@ -13,11 +13,10 @@ from neuronbench_ray.place.groups import Box
 from neuronbench_ray.place.items import Item, Plan
 from neuronbench_ray.place.ledger import Attempt, Ledger
 from neuronbench_ray.place.marks import LOST
-from neuronbench_ray.place.screen import Screen
 
-from neuronbench import Outcome, Point, Record, cli
+from neuronbench import Outcome, Point, cli
 from neuronbench.compare.outcomes import state
-from neuronbench.model import Environment, FrozenMap, Metric, Provenance
+from neuronbench.model import Environment, FrozenMap, Provenance
 from neuronbench.receipts import ReceiptStore
 
 
@@ -231,18 +230,6 @@ def test_an_interrupt_before_anything_is_measured_is_told_as_one(
     monkeypatch.setattr(commands, "_cluster", interrupted)
     assert cli.main(["--root", str(tmp_path), "ray", "run"]) == 2  # pytest's, not the shell's 130
     assert "interrupted" in capsys.readouterr().err
-
-
-def test_a_line_tells_the_metric_even_where_the_receipt_came_before_the_report(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    nodes = boxes(1, [item(1)])
-    attempt = placed(Ledger(groups.make(nodes)), nodes[0], nodes)
-    record = Record(session="s", point=item(1).point)
-    record.metrics["ttft_p50_ms"] = Metric(id="ttft", stat="p50", value=3.0, unit="ms", n=1)
-    record.close(Outcome.OK, ended_at="2026-11-30T01:23:45Z", duration_s=1.0)
-    Screen({"serving": SimpleNamespace(headline=("ttft_p50_ms",))}).recorded(attempt, record, "")
-    assert "TTFT p50 3.000 ms" in capsys.readouterr().out
 
 
 def test_points_that_differ_between_nodes_are_refused() -> None:

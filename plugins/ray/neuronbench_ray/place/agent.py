@@ -149,10 +149,11 @@ class Agent:
         """
         running = self._running[attempt]
         returncode = running.process.poll()  # before the receipts are listed: then none comes after the end was told
+        receipts = running.receipts(set(known))  # before the notes, which say in a few words what is in them
         return {
             "returncode": returncode,
             "notes": running.new_notes(),
-            "receipts": running.receipts(set(known)),
+            "receipts": receipts,
             "tail": running.tail() if returncode is not None else "",
         }
 

@@ -110,7 +110,7 @@ def _run(
     from neuronbench_ray.place.run import Member
     from neuronbench_ray.place.screen import Screen
 
-    screen, began, parts = Screen(here.plugins.lanes), time.monotonic(), code.parts()
+    screen, began, parts = Screen(), time.monotonic(), code.parts()
     environ = {**environ, "RAY_ADDRESS": fleet.address()}  # a benchmark may spread its load over the cluster
     order = Order(
         session=f"survey-{secrets.token_hex(4)}", node="", args=asked.args, within=within, environ=environ, parts=parts

@@ -6,11 +6,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from neuronbench.commands.host import ProgressLine, complain, say, show, table
 from neuronbench.model import Outcome, Record
-from neuronbench.report.tables import headline as words
 from neuronbench_ray.place.groups import Box, Group
 from neuronbench_ray.place.ledger import Attempt, Ledger, Loss
 
@@ -25,9 +23,7 @@ def counted(number: int, noun: str) -> str:
 class Screen:
     """Lines on standard output, progress on standard error."""
 
-    def __init__(self, lanes: Any = None) -> None:
-        self._lanes = {} if lanes is None else lanes
-        """Of the plugins, by name: which metrics a line tells of a record."""
+    def __init__(self) -> None:
         self._began = time.monotonic()
         self.progress = ProgressLine(heartbeat_s=30.0)
         """Where it stands: rewritten in place on a terminal, a line now and then elsewhere."""
@@ -60,8 +56,6 @@ class Screen:
 
     def recorded(self, attempt: Attempt, record: Record, headline: str) -> None:
         word = f"{record.outcome}"
-        if not headline and record.point.lane in self._lanes:  # the receipt was there before pytest's report of it
-            headline = words(record, self._lanes[record.point.lane].headline)
         if record.outcome is Outcome.OK and record.validity.value != "valid":
             word = record.validity.value
         if record.error is not None:
