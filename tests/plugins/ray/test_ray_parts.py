@@ -18,6 +18,7 @@ from neuronbench_ray import cluster
 from neuronbench_ray.load import agent, clocks, hooks, parts
 
 from neuronbench import cli
+from neuronbench.compare.protocol import context_of, of_environment
 from neuronbench.load import arrivals as at
 from neuronbench.load import crew as crews
 from neuronbench.load import layout
@@ -349,6 +350,12 @@ def test_what_a_point_sends_comes_from_the_nodes_that_the_environment_names(monk
     assert crews.current() is None
     plugins.session_finished(None, 0)
     assert hooks._made == {}
+
+
+def test_compare_tells_how_many_nodes_sent_the_load_and_compares() -> None:
+    facts = {f"env.{hooks.VARIABLE}": "2"}
+    assert context_of(facts) == facts
+    assert of_environment(facts) == {}
 
 
 # -- the agent --------------------------------------------------------------------------------------------------------
