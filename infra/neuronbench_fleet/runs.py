@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import secrets
+import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -356,4 +357,4 @@ def archive_folder(cache_dir: Path) -> Path:
 
 def shown_args(arguments: Sequence[str]) -> str:
     """Arguments for people, without secrets."""
-    return " ".join(redact_argv(list(arguments)))
+    return shlex.join(redact_argv(list(arguments)))
