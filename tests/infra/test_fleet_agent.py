@@ -81,7 +81,7 @@ def test_a_run_ends_though_a_look_at_everything_takes_longer_than_a_poll(
     found = Shipper._found
 
     def slowly(self: Shipper) -> list[Path]:
-        threading.Event().wait(0.1)
+        threading.Event().wait(0.5)  # so long that no scheduling makes up for it
         return found(self)
 
     monkeypatch.setattr(Shipper, "_found", slowly)
