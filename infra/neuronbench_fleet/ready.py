@@ -57,8 +57,8 @@ def await_ready(aws: Aws, ids: Sequence[str], *, timeout_s: float, progress: Cal
             raise BoxFailed(
                 late,
                 f"not usable after {period(waited)}: {states[late]}",
-                remedy="its subnet needs a way to Systems Manager (NAT or endpoints), its role"
-                " AmazonSSMManagedInstanceCore, its image the agent; slow images: a longer --ready-within",
+                remedy="its subnet needs a way to Systems Manager (NAT or endpoints), its role the"
+                " rights of Session Manager and Run Command, its image the agent; slow images: a longer --ready-within",
             )
         progress(f"{period(waited)}: " + "; ".join(f"{id_} {state}" for id_, state in states.items()))
         aws.pace.wait(EVERY_S)
