@@ -43,6 +43,20 @@ def pid_of(unit):
     except (OSError, ValueError):
         return None
 
+def ended(child):
+    # the box is gone with the tests that made it, however these ended
+    while True:
+        try:
+            return child.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            if not os.path.exists("/proc/{owner}"):
+                child.send_signal(signal.SIGTERM)
+                try:
+                    child.wait(timeout=20)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                return 0
+
 def supervise(unit):
     text = open(f"{units}/{unit}").read()
     command = shlex.split(re.search(r"^ExecStart=(.*)$", text, re.M)[1])
@@ -60,7 +74,7 @@ def supervise(unit):
         if stopping:
             child.send_signal(signal.SIGTERM)
         open(f"{run}/{unit}.main", "w").write(str(child.pid))
-        if child.wait() == 0 or stopping:
+        if ended(child) == 0 or stopping:
             return
         time.sleep(0.1)
 
@@ -148,7 +162,7 @@ class LocalBox:
         tools = root / "bin"
         tools.mkdir(parents=True)
         for name, text in (
-            ("systemctl", SYSTEMCTL.replace("{python}", sys.executable)),
+            ("systemctl", SYSTEMCTL.replace("{python}", sys.executable).replace("{owner}", str(os.getpid()))),
             ("shutdown", SHUTDOWN),
             ("sync", "#!/bin/sh\n"),  # the disk of this machine is everybody's
         ):
