@@ -17,20 +17,26 @@ LONG_TIMEOUT_S = 900
 HERE = Path(__file__).parent
 LONG = (
     "e2e/test_real_cpu.py",
-    "backends/test_cpu_trainer_real.py",
+    "test_repository.py",
     "plugins/neuron/test_training_worker.py",
+    "new_plugin/test_new_plugin.py",
+    "plugins/neuron/test_serving_neuron_runs.py",
+    "backends/test_cpu_trainer_real.py",
     "plugins/neuron/test_compiled_neuron.py",
     "plugins/neuron/test_training_boxes.py",
     "e2e/test_compiled_sessions.py",
-    "test_repository.py",
+    "plugins/ray/test_ray_load.py",
+    "infra/test_fleet_run.py",
+    "plugins/ray/test_ray_place.py",
     "plugins/neuron/test_compiled_e2e.py",
     "backends/test_cpu_lanes_real.py",
     "backends/test_cpu_compiled_real.py",
-    "new_plugin/test_new_plugin.py",
     "plugins/neuron/test_profile_runs.py",
-    "plugins/neuron/test_serving_neuron_runs.py",
+    "infra/cdk/test_infra_templates.py",
 )
-"""Files that take a minute of a core and more, the longest first: one that begins last is waited for by idle cores."""
+"""Files that take a minute of a core and more: one that begins last is waited for by idle cores. The real server comes
+first, beside what has no threads of its own: two programs whose threads wait for each other by spinning, on two cores,
+are ten times as slow as one after the other."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

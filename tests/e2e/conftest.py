@@ -112,6 +112,6 @@ def real(project: Path) -> Run:
     return run_pytest(
         project,
         "-m", "cpu", "-k", "accuracy or closed_loop or corrupt or (killed and c1)", "--nb-stack", f"any={stack}",
-        "--nb-set", "concurrency=1,4", "--nb-set", "window_s=5", "--nb-deadline", "boot=600",
+        "--nb-set", "concurrency=1,4", "--nb-set", "window_s=12", "--nb-deadline", "boot=600",
         timeout_s=840,
     )  # fmt: skip
