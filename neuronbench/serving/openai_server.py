@@ -149,8 +149,8 @@ class _Boot:
             self.process.terminate()
             raise
         self.facts["first_generation"] = {"text": generation.text, "tokens": generation.tokens, "api": generation.api}
+        self.follower.poll()  # what it printed since it was last looked at belongs to its start, too
         self.facts["readings"] = dict(self.follower.readings)
-        self.follower.poll()
         self.watch.ready_at = self.follower.offset
         metrics_url = f"{self.base_url}/metrics"
         if not self.answers("/metrics"):
