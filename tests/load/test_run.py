@@ -263,11 +263,11 @@ def test_a_connect_time_out_is_its_own_class(tmp_path: Path, run: Run) -> None:
     assert "connect_timeout" in {row["failure"] for row in ran.rows}
 
 
-def test_a_steady_server_is_not_found_unsteady_and_every_gate_of_the_load_passes(run: Run) -> None:
-    ran = run(closed_loop(4, duration_s=5.2), workload=synthetic(input_tokens=8, output_tokens=20))
+def test_a_steady_server_is_found_steady_and_every_gate_of_the_load_passes(run: Run) -> None:
+    # longer than a quiet host needs: the noise of a busy one must not hide a change
+    ran = run(closed_loop(4, duration_s=12), workload=synthetic(input_tokens=8, output_tokens=20))
     gates = {gate.id: gate for gate in ran.reduction.gates}
-    assert gates["steady_state"].passed is not False, gates["steady_state"]  # a busy host's noise may hide a change
-    for name in ("window_complete", "input_length", "output_length", "errors", "errors_classified",
+    for name in ("steady_state", "window_complete", "input_length", "output_length", "errors", "errors_classified",
                  "clock_order", "prompts_distinct", "warmup", "load_kept_up", "samples"):  # fmt: skip
         assert gates[name].passed is True, gates[name]
 

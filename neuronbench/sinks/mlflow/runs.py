@@ -138,7 +138,7 @@ class Writer:
                 try:
                     count = self._write_traces(experiment, run_id, receipt, table)
                     break
-                except NotImplementedError:
+                except NotImplementedError:  # MLflow's word for a server whose version it could not ask
                     if not more:
                         raise
                     traces.forget_server_version()

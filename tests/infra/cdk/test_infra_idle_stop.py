@@ -83,8 +83,6 @@ class Box:
 
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
-    if shutil.which("bash") is None:
-        pytest.skip("no bash")
     (tmp_path / "bin").mkdir()
     for name, body in FAKES.items():
         path = tmp_path / "bin" / name
@@ -207,5 +205,6 @@ def test_a_moved_tag_counts_at_once(box: Box) -> None:
 def test_shellcheck_has_nothing_to_say() -> None:
     program = shutil.which("shellcheck")
     if program is None:
+        assert not os.environ.get("NEURONBENCH_SHELLCHECK_REQUIRED"), "shellcheck is not installed"
         pytest.skip("shellcheck is not installed")
     subprocess.run([program, *sorted(SCRIPT.parent.glob("*.sh"))], check=True)
