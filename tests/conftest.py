@@ -7,10 +7,16 @@ import os
 import sys
 from pathlib import Path
 
+import importlib_metadata  # noqa: F401 (see BACKPORT)
 import pytest
 from browser_fixtures import browser, web  # fixtures of every folder
 
 __all__ = ["browser", "web"]
+
+BACKPORT = """Why `importlib_metadata` is imported here: when it is first imported it takes the place of the standard
+library's finder of distributions. Were that inside a run of pytester's in this process (MLflow imports it), the end of
+that run would put `sys.meta_path` back without it, and from then on this process would find no distribution any more:
+MLflow would take itself for its tracing part alone, and whoever asks for a version would hear of nothing installed."""
 
 TIMEOUT_S = 300
 LONG_TIMEOUT_S = 900

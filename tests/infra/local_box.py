@@ -209,6 +209,12 @@ class LocalBox:
                     found.append(process)
         return found
 
+    def units(self) -> list[str]:
+        """Units of runs that are active."""
+        systemctl = [str(self.root / "bin" / "systemctl"), "list-units"]
+        told = subprocess.run(systemctl, env=self.environ, stdout=subprocess.PIPE, check=True, text=True).stdout
+        return [line.split()[0] for line in told.splitlines()]
+
     def mains(self) -> list[int]:
         """The agents' pids."""
         return [int(path.read_text()) for path in (self.root / "run" / "systemd").glob("*.main") if path.read_text()]
