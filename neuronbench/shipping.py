@@ -17,24 +17,22 @@ next name (`<path>~2`, `MANIFEST-2.json`). So an upload that broke can be repeat
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from neuronbench.model import Json, canonical_json
 from neuronbench.receipts import ReceiptError, write_atomic
 from neuronbench.receipts.sessions import MANIFEST as SESSION
 from neuronbench.receipts.sessions import read_manifest
+from neuronbench.shelved import Shelved, digest_of, manifest_in, manifest_text, session_document, session_text
 from neuronbench.sinks.contents import FileFact, check_name, check_path, contents, restore
 from neuronbench.sinks.contents import RestoreError as RestoreError
 from neuronbench.weights import Blobs, StoreError
 from neuronbench.weights.blobs import blobs
 
-FORMAT: Final = 1
 Done: TypeAlias = Literal["sent", "there", "other"]
 """`there`: it was in the store already. `other`: another receipt has its name there; this one is kept beside it."""
 Name: TypeAlias = tuple[str, str]
@@ -45,27 +43,10 @@ _TRIES: Final = 9
 """Names that are tried for an object before the store is called broken."""
 _CHUNK: Final = 1 << 20
 _LARGEST_MANIFEST: Final = 8 << 20
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MANIFEST_KEY: Final = re.compile(r"([^/]+)/([^/]+)/MANIFEST(?:-\d)?\.json")
 _FILE_KEY: Final = re.compile(r"([^/]+)/([^/]+)/files/.+")
 _SESSION_KEY: Final = re.compile(r"([^/]+)/session(?:\.begun)?(?:-\d)?\.json")
 _OTHER: Final = re.compile(r"(.+)~[0-9a-f]{12}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shelved:
-    """A receipt as its manifest in the store has it."""
-
-    session: str
-    name: str
-    files: Mapping[str, FileFact]
-    at: Mapping[str, str]
-    """Path → name of the object below the receipt's `files/`, which is another one only after an upload that broke."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 over names, sizes and hashes: two receipts with the same are the same."""
-        return digest_of(self.files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,13 +127,12 @@ class ReceiptShelf:
             text = (folder / SESSION).read_text(encoding="utf-8")
         except FileNotFoundError:
             return
-        document = {"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "text": text}
-        data = canonical_json(document).encode()
+        data = session_document(text)
         stem = f"{check_name(folder.name, 'session')}/session{'' if ended else '.begun'}"
         for key in _numbered(stem, ".json"):
             if self.blobs.write(self.prefix + key, [data], len(data)) and self._raw(key) == data:
                 return
-            if _session_text(self._raw(key)) is not None:
+            if session_text(self._raw(key)) is not None:
                 return  # there is one already: the first stays
         raise self._broken(stem)
 
@@ -213,7 +193,7 @@ class ReceiptShelf:
         for stem in ("session",) if here.is_file() else ("session", "session.begun"):
             for key in _numbered(f"{session}/{stem}", ".json"):
                 raw = self._raw(key)
-                text = _session_text(raw)
+                text = session_text(raw)
                 if text is not None:
                     write_atomic(here, text)
                     return True
@@ -241,17 +221,17 @@ class ReceiptShelf:
             raw = self._raw(key)
             if raw is None:
                 return None
-            found = _parsed(raw)
+            found = manifest_in(raw)
             if found is not None:
                 return found
         return None
 
     def _put_manifest(self, where: str, wanted: Shelved) -> Shelved:
         """Write the manifest; returns the one that counts, which is another's when that was faster."""
-        data = _text(wanted).encode()
+        data = manifest_text(wanted).encode()
         for key in _numbered(f"{where}/MANIFEST", ".json"):
             self.blobs.write(self.prefix + key, [data], len(data))
-            found = _parsed(self._raw(key) or b"")
+            found = manifest_in(self._raw(key) or b"")
             if found is not None:
                 return found
         raise self._broken(f"{where}/MANIFEST")
@@ -341,56 +321,6 @@ def pull(
         if not sessions or any(session.startswith(start) for start in sessions):
             shelf.get_session(root, session)
     return result
-
-
-def digest_of(files: Mapping[str, FileFact]) -> str:
-    """SHA-256 over the canonical list of a receipt's files."""
-    return hashlib.sha256(canonical_json(_files(files)).encode()).hexdigest()
-
-
-def _files(files: Mapping[str, FileFact]) -> dict[str, Json]:
-    return {path: {"sha256": fact.sha256, "bytes": fact.bytes} for path, fact in sorted(files.items())}
-
-
-def _text(shelved: Shelved) -> str:
-    """A manifest as it lies in the store; it carries a hash of itself, so that a damaged one is known."""
-    body: dict[str, Json] = {
-        "format": FORMAT, "session": shelved.session, "receipt": shelved.name, "files": _files(shelved.files),
-        "at": {path: name for path, name in sorted(shelved.at.items()) if name != path},
-    }  # fmt: skip
-    return canonical_json({**body, "sha256": hashlib.sha256(canonical_json(body).encode()).hexdigest()})
-
-
-def _parsed(raw: bytes) -> Shelved | None:
-    """The manifest that `raw` is; None for anything else."""
-    try:
-        told = json.loads(raw)
-        digest = told.pop("sha256")
-        if told["format"] != FORMAT or hashlib.sha256(canonical_json(told).encode()).hexdigest() != digest:
-            return None
-        files = {check_path(path): _fact(each) for path, each in told["files"].items()}
-        at = {path: check_path(told["at"].get(path, path)) for path in files}
-        return Shelved(session=str(told["session"]), name=str(told["receipt"]), files=files, at=at)
-    except (ValueError, KeyError, TypeError, AttributeError, RestoreError, RecursionError):
-        return None
-
-
-def _fact(told: Mapping[str, Json]) -> FileFact:
-    sha256, size = told["sha256"], told["bytes"]
-    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256) or not isinstance(size, int) or size < 0:
-        raise ValueError(f"expected a SHA-256 and a size, found {told!r}")
-    return FileFact(sha256=sha256, bytes=size)
-
-
-def _session_text(raw: bytes | None) -> str | None:
-    if not raw:
-        return None
-    try:
-        told = json.loads(raw)
-        text = told["text"]
-        return text if hashlib.sha256(text.encode()).hexdigest() == told["sha256"] else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
 
 
 def _runs(folder: Path) -> bool:

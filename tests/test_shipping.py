@@ -197,13 +197,13 @@ def test_changed_objects_are_refused_by_name_and_the_others_come(
 def test_a_manifest_that_leads_out_of_its_folder_is_none(
     here: Path, there: Path, session: str, tmp_path: Path, path: str
 ) -> None:
-    from neuronbench.shipping import _text
+    from neuronbench.shelved import manifest_text
 
     shelf = ReceiptShelf(LocalBlobs(tmp_path / "store"))
     shelf.put(measured(here, session, "a"))
     key = tmp_path / "store" / session / "a--r1" / "MANIFEST.json"
     found = shelf.manifest(session, "a--r1")
-    hostile = _text(found).replace("empty.bin", path)
+    hostile = manifest_text(found).replace("empty.bin", path)
     body = {name: value for name, value in json.loads(hostile).items() if name != "sha256"}
     key.chmod(0o644)
     import hashlib
