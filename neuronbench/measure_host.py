@@ -20,7 +20,8 @@ from neuronbench.protocols import Floor
 from neuronbench.session import FLOOR
 from neuronbench.stacks import clean_environment
 from neuronbench.worker.client import Launch
-from neuronbench.worker.compiled import COMMON_HANDLERS, Plan, WorkerModel, start_copy
+from neuronbench.worker.compiled import COMMON_HANDLERS, WorkerModel
+from neuronbench.worker.copies import Plan, start_copy
 
 if TYPE_CHECKING:
     from neuronbench.records import OpenRecord

@@ -25,7 +25,8 @@ from neuronbench.model import Failure, Json, ResourceSpec
 from neuronbench.protocols import BootContext, Floor, PointFailure, Stack
 from neuronbench.worker.boot import Boot
 from neuronbench.worker.client import Launch, Reply, Worker
-from neuronbench.worker.compiled import Plan, WorkerModel, start_copy
+from neuronbench.worker.compiled import WorkerModel
+from neuronbench.worker.copies import Plan, start_copy
 from neuronbench.worker.references import References
 
 LOAD_S: Final = 300.0

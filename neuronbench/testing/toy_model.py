@@ -27,7 +27,8 @@ from neuronbench.model import FrozenMap, Point, ResourceSpec
 from neuronbench.protocols import Backend, BootContext, BootError, Floor, PointFailure, ProviderInfo, Unsupported
 from neuronbench.stacks import clean_environment
 from neuronbench.worker.client import Launch, Worker
-from neuronbench.worker.compiled import Plan, WorkerModel, start_copy
+from neuronbench.worker.compiled import WorkerModel
+from neuronbench.worker.copies import Plan, start_copy
 
 HANDLERS: Final = Path(__file__).parent / "toy_handlers"
 DEFAULTS: Final = {"behaviour": "plain", "work_us": 300.0, "launch_us": 20.0, "flags": {}}

@@ -11,16 +11,16 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench import failures
 from neuronbench.model import Failure, Json, Metric, ResourceSpec
-from neuronbench.protocols import Floor, InputSpec, PointFailure, Progress
+from neuronbench.protocols import Floor, InputSpec
 from neuronbench.worker import batches
 from neuronbench.worker.client import Launch, Reply, Worker
-from neuronbench.worker.references import References
+from neuronbench.worker.copies import Plan, start_copies, start_copy
 from neuronbench.worker.runs import Run, timed, windowed
 
 if TYPE_CHECKING:
@@ -41,31 +41,6 @@ CAPACITY: Final = 20_000_000
 """Room for as many calls is made beforehand at most."""
 SLACK_S: Final = 60.0
 """What a loop may take beyond what it should, before its worker counts as hung."""
-
-
-@dataclass(kw_only=True)
-class Plan:
-    """All that a compiled model needs to start copies of itself."""
-
-    launch: Callable[[int], Launch]
-    """How to start copy `n`, from 0."""
-    load: Mapping[str, Json]
-    """Arguments of the handler's verb `load`."""
-    reference: Launch
-    """How to start the worker of the reference model."""
-    reference_arguments: Mapping[str, Json] = field(default_factory=dict)
-    folder: Path
-    """Logs; side files while they travel."""
-    spawn: Callable[..., Any]
-    name: str
-    call_deadline_s: float
-    load_deadline_s: float
-    trash: Sequence[Path] = ()
-    """Folders to remove with the model."""
-    release: Callable[[], None] = lambda: None
-    """Called when the model has stopped: what it was loaded from is no longer needed."""
-    references: References | None = None
-    """Where answers of the reference model are kept; None: they are computed each time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,42 +349,6 @@ class WorkerModel:
         return self._workers[index].finish(deadline_s=deadline_s)
 
 
-def start_copy(plan: Plan, index: int, progress: Progress | None = None) -> tuple[Worker, Reply]:
-    """Start copy `index` and load the model in it. Returns the answer of `load` too. Raises `PointFailure`."""
-    worker = Worker.start(
-        plan.launch(index), name=f"{plan.name}-{index}", folder=plan.folder, spawn=plan.spawn,
-        deadline_s=plan.load_deadline_s, phase="boot" if index == 0 else "warmup", progress=progress,
-    )  # fmt: skip
-    try:
-        return worker, worker.call("load", plan.load, deadline_s=plan.load_deadline_s, phase="boot", progress=progress)
-    except BaseException:
-        worker.stop()
-        raise
-
-
-def start_copies(plan: Plan, indices: Sequence[int]) -> list[Worker]:
-    """Start these copies and load the model in them, all at the same time. Raises `PointFailure`; none runs then."""
-    workers: list[Worker] = []
-    try:
-        for index in indices:
-            workers.append(
-                Worker.start(
-                    plan.launch(index), name=f"{plan.name}-{index}", folder=plan.folder, spawn=plan.spawn,
-                    deadline_s=plan.load_deadline_s, phase="warmup", wait=False,
-                )
-            )  # fmt: skip
-        for worker in workers:
-            worker.finish(deadline_s=plan.load_deadline_s, phase="warmup")
-            worker.begin("load", plan.load, phase="boot")
-        for worker in workers:
-            worker.finish(deadline_s=plan.load_deadline_s, phase="boot")
-    except BaseException:
-        for worker in workers:
-            worker.stop()
-        raise
-    return workers
-
-
 def said_in(model: Any, since: Mapping[Path, int]) -> dict[str, str]:
     """What the workers of `model` have logged since the log sizes in `since`: log name → text."""
     found = {path.name: failures.read_log(path, start=since.get(path, 0)) for path in model.logs}
@@ -420,4 +359,4 @@ def _arrays(reply: Reply) -> Arrays:
     return {name: tensor.numpy() for name, tensor in reply.tensors.items()}
 
 
-__all__ = ["Called", "Plan", "PointFailure", "WorkerModel", "said_in", "start_copy"]
+__all__ = ["COMMON_HANDLERS", "Called", "Plan", "WorkerModel", "said_in", "start_copy"]

@@ -15,7 +15,7 @@ from neuronbench import processes
 from neuronbench.protocols import CompiledModel, InputSpec, PointFailure
 from neuronbench.testing.toy_model import launch
 from neuronbench.worker import batches
-from neuronbench.worker.compiled import Plan, start_copies
+from neuronbench.worker.copies import Plan, start_copies
 
 
 def test_it_is_what_the_protocol_promises(toy) -> None:

@@ -17,7 +17,8 @@ from neuronbench.protocols import Floor, PointFailure
 from neuronbench.stacks import clean_environment
 from neuronbench.testing.contracts.base import HEAVY
 from neuronbench.worker.client import Launch, Worker
-from neuronbench.worker.compiled import Plan, WorkerModel, start_copy
+from neuronbench.worker.compiled import WorkerModel
+from neuronbench.worker.copies import Plan, start_copy
 
 
 class HandlerContract:
