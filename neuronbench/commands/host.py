@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from neuronbench.receipts import ReceiptStore
 
 USAGE, FAILURE = 2, 1
+ROWS_APART = 40
+"""Of a longer table more is to be seen at once with its words broken."""
 
 
 class CommandError(Exception):
@@ -126,14 +128,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Seque
 
 
 def show(*tables: Table) -> None:
-    """Print tables, in colour on a terminal (unless NO_COLOR is set)."""
+    """Print tables, in colour on a terminal (unless NO_COLOR is set); short ones that it has no room for row by row."""
     from rich.console import Console
 
-    from neuronbench.report.tables import print_table
+    from neuronbench.report.tables import broken, print_rows, print_table
 
     console = Console(width=width(), highlight=False)
     for each in tables:
-        print_table(console, each)
+        apart = each.title is None and each.row_count <= ROWS_APART and broken(console, each)
+        (print_rows if apart else print_table)(console, each)
 
 
 class ProgressLine:

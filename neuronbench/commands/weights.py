@@ -63,6 +63,7 @@ def put(
     """Put a model or an adapter in, check what the store then has, and print its digest."""
     from neuronbench.weights.pairs import base_named
 
+    _is_model(folder)
     with _opened(context, store) as (place, say):
         if dry_run:
             planned = place.plan_put(folder, progress=say)
@@ -78,6 +79,23 @@ def put(
     host.say(f"  {_checked(done)}, {done.wall_s:.1f} s")
     if done.base is not None:
         host.say(f"  adapter; {_based(done.base)}")
+
+
+def _is_model(folder: Path) -> None:
+    """Refuse what no server could load, before any of it is read: a run's output instead of the model in it, mostly."""
+    from neuronbench.weights.adapters import CONFIG
+
+    wanted = ("config.json", CONFIG)
+    if not folder.is_dir() or any((folder / name).is_file() for name in wanted):
+        return  # what is no folder, the store says
+    inside = sorted({str(found.parent) for name in wanted for found in folder.glob(f"*/{name}")})
+    raise host.CommandError(
+        f"{folder}: expected config.json (a model) or {CONFIG} (an adapter) in it, found neither",
+        remedy=f"name the folder that holds it: {', '.join(inside[:5])}"
+        if inside
+        else "export the model first, for instance with save_pretrained of the model and of its tokenizer",
+        status=host.USAGE,
+    )
 
 
 @app.command("get", short_help="Write a model to a folder, checked on its way.")

@@ -325,6 +325,34 @@ def print_table(console: Console, table: Table) -> None:
     console.print(Segments(Segment(printable(each.text), each.style, each.control) for each in drawn), end="")
 
 
+def print_rows(console: Console, table: Table) -> None:
+    """The table as a block for each row, a line for each cell that says something: for a terminal in which the words of
+    its columns would be broken. Long values go on below their own beginning."""
+    from rich.text import Text
+
+    names = [str(column.header) for column in table.columns]
+    room = max(map(len, names[1:]), default=0)
+    for cells in zip(*(column.cells for column in table.columns), strict=True):
+        title, *values = (printable(str(cell)) for cell in cells)
+        console.print(Text(title, style="bold"), soft_wrap=True)
+        for name, value in zip(names[1:], values, strict=True):
+            if value in ("", "–"):
+                continue
+            lead = f"  {name:{room}}  "
+            lines = textwrap.wrap(
+                value, max(20, console.width - len(lead)), break_long_words=False, break_on_hyphens=False
+            )
+            for number, line in enumerate(lines):
+                console.print(Text((lead if number == 0 else " " * len(lead)) + line), soft_wrap=True)
+
+
+def broken(console: Console, table: Table) -> bool:
+    """Whether some word of the table is wider than the column that this terminal leaves for it."""
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update(max_width=10_000), table).minimum > console.width
+
+
 def render(*tables: Table, width: int, color: bool = False) -> str:
     """Tables as text for a terminal of `width` columns."""
     from rich.console import Console

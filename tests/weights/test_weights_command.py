@@ -41,3 +41,17 @@ def test_put_list_verify_get(tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert run(tmp_path, "get", digest, "--store", "nowhere", "--into", "x")[0] == 1
     assert "no models in" in run(tmp_path, "list", "--store", "nowhere")[1]
+
+
+def test_a_folder_that_holds_no_model_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoint-40").mkdir(parents=True)
+    (tmp_path / "run" / "trainer.log").write_text("…")
+    status, _, err = run(tmp_path, "put", "run", "--store", "store")
+    assert status == 2
+    assert "expected config.json (a model) or adapter_config.json (an adapter)" in err
+    assert "save_pretrained" in err
+    (tmp_path / "run" / "checkpoint-40" / "adapter_config.json").write_text("{}")
+    status, _, err = run(tmp_path, "put", "run", "--store", "store", "--dry-run")
+    assert status == 2
+    assert "run/checkpoint-40" in err
+    assert not (tmp_path / "store").exists()

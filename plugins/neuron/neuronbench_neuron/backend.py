@@ -143,10 +143,12 @@ class NeuronBackend:
                 yield from checks.of_stack(self.info.name, self.found, stack)
 
     def caches(self, settings: Any) -> Sequence[Cache]:
-        """The compilers' own caches, for `neuronbench cache`."""
+        """The compilers' own caches, and traces that a killed session has left, for `neuronbench cache`."""
         from neuronbench_neuron import caches
+        from neuronbench_neuron.profile.leftovers import ProfileLeftovers
 
-        return caches.of(settings, self.found, self._environ)
+        left = ProfileLeftovers(settings.cache_dir)
+        return [*caches.of(settings, self.found, self._environ), *([left] if left.entries() else [])]
 
     def artifact_scopes(self, settings: Any) -> Sequence[str]:
         """Of which scopes artifacts are of use here, for `neuronbench cache pull`."""

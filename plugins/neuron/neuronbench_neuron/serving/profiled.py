@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from neuronbench import BootContext
 from neuronbench.model import FrozenMap, Point
-from neuronbench_neuron.profile import tools
+from neuronbench_neuron.profile import leftovers, tools
 from neuronbench_neuron.serving.generations import Generation
 
 SETTINGS: Final = frozenset({"profile", "profile_of"})
@@ -33,10 +31,8 @@ def mode(generation: Generation) -> tools.Mode:
 
 
 def folder(context: BootContext) -> Path:
-    """A new folder for what is captured: traces of sessions have gigabytes, which belong into no temporary place."""
-    made: Path = context.settings.cache_dir / "neuron-profiles" / f"{os.getpid()}-{time.time_ns()}"
-    made.mkdir(parents=True)
-    return made
+    """A new folder for what is captured."""
+    return leftovers.new_folder(context.settings.cache_dir)
 
 
 def environment(captured: Path, generation: Generation) -> dict[str, str]:
