@@ -316,14 +316,15 @@ class Engine:
             start = stream.w
             if not start:
                 continue
-            if now - start > limits.total:
-                self._cut(stream, Kind.TOTAL_TIMEOUT, start + limits.total)
-            elif stream.count:
-                since = stream.last()
-                if stream.api.streaming and now - since > limits.inter_token:
-                    self._cut(stream, Kind.INTER_TOKEN_TIMEOUT, since + limits.inter_token)
-            elif stream.api.generates and now - start > limits.first_token:
-                self._cut(stream, Kind.FIRST_TOKEN_TIMEOUT, start + limits.first_token)
+            # the limit that was first to be passed, however late this looks: not the one that is asked about first
+            due, kind = start + limits.total, Kind.TOTAL_TIMEOUT
+            if stream.count:
+                if stream.api.streaming:
+                    due, kind = min((stream.last() + limits.inter_token, Kind.INTER_TOKEN_TIMEOUT), (due, kind))
+            elif stream.api.generates:
+                due, kind = min((start + limits.first_token, Kind.FIRST_TOKEN_TIMEOUT), (due, kind))
+            if now > due:
+                self._cut(stream, kind, due)
 
     def _cut(self, stream: Stream, kind: Kind, t: int) -> None:
         connection = self._carriers.get(stream.seq)

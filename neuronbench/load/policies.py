@@ -103,13 +103,28 @@ class Windowed:
 
     def _open(self, at: int) -> None:
         self.opened = at
+        self._again_by_edges()
         self.driver.edge("open", at)
 
     def _close(self, at: int) -> None:
         if not self.closed:
             self.closed = at
+            self._again_by_edges()
             self.driver.edge("close", at)
             self._settle()
+
+    def _again_by_edges(self) -> None:
+        """Requests in flight that were sent before an edge was known, and were due after it, belong after it.
+
+        Ends come in the order in which they are read, and have the instants at which the kernel received them: of two
+        that were read together, the one read last may be the earlier, and its instant an edge. Another slot's next
+        request was sent by then, due at the later one.
+        """
+        for stream in self.driver.engine.in_flight.values():
+            if stream.phase != Phase.WARMUP:
+                self.open_inside -= stream.phase == Phase.WINDOW
+                stream.phase = phase_of(stream.s, self.opened, self.closed)
+                self.open_inside += stream.phase == Phase.WINDOW
 
     def _send(self, body: int, s: int, slot: int = 0) -> None:
         phase = phase_of(s, self.opened, self.closed)
