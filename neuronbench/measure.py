@@ -6,59 +6,34 @@ the driver, nothing else while the window is open, reduction afterwards); the pa
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from neuronbench.definitions import DEFINITIONS
-from neuronbench.definitions import metric as defined
-from neuronbench.model import Better, Gate, Json, Metric, closest
+from neuronbench.model import Json, Metric
 from neuronbench.protocols import CompiledModel, Endpoint, Resource, Trainer
-from neuronbench.protocols import DeadlineExceeded as DeadlineExceeded
-from neuronbench.protocols import PointFailure as PointFailure
+from neuronbench.protocols import DeadlineExceeded as DeadlineExceeded  # for benchmarks that raise it
+from neuronbench.recording import Recording
 from neuronbench.telemetry.request import TelemetryRequest
 
 if TYPE_CHECKING:
     from neuronbench.accuracy import Answers, Comparison, Samples
     from neuronbench.accuracy import Measure as AccuracyMeasure
     from neuronbench.audit import Audit
-    from neuronbench.load.reduce import Reduction
     from neuronbench.load.workload import Warmup
     from neuronbench.measure_device import Timed
     from neuronbench.measure_ladder import Ladder
     from neuronbench.measure_search import Found as RateFound
+    from neuronbench.measure_serving import Served
     from neuronbench.measure_training import Trained
     from neuronbench.records import OpenRecord
     from neuronbench.session import Session
-    from neuronbench.spans import Span
     from neuronbench.training import TrainJob
     from neuronbench.weights import Shipped
 
 
-class SloMiss(AssertionError):
-    """A limit was missed; the numbers are recorded all the same."""
-
-
-@dataclass(kw_only=True)
-class Served:
-    """What `measure.serve` found."""
-
-    metrics: Mapping[str, Metric]
-    gates: Sequence[Gate]
-    failures: Mapping[str, int] = field(default_factory=dict)
-    """Failed requests by class."""
-    table: Path | None = None
-
-    def __getitem__(self, key: str) -> float | None:
-        """Value of a metric, such as `ttft_p99_ms`."""
-        return self.metrics[key].value
-
-
-class Measure:
+class Measure(Recording):
     """Measures one repeat of one point. Made by the `measure` fixture."""
 
     def __init__(
@@ -69,103 +44,10 @@ class Measure:
         telemetry: TelemetryRequest | None = None,
         slo: Mapping[str, float] | None = None,
     ) -> None:
-        self._session = session
-        self._opened = opened
+        super().__init__(session, opened)
         self._telemetry = telemetry or TelemetryRequest()
         self._slo = dict(slo or {})
         self._discarded: list[Path] = []
-        self.record = opened.record
-        self.point = opened.record.point
-
-    # -- recording ----------------------------------------------------------------------------------------------------
-
-    @property
-    def folder(self) -> Path:
-        """Files written here become part of the receipt."""
-        return self._opened.folder
-
-    def metric(
-        self,
-        id: str,
-        value: float | None,
-        *,
-        unit: str | None = None,
-        better: Better = None,
-        stat: str = "",
-        n: int = 1,
-        note: str = "",
-    ) -> Metric:
-        """Record a number of your own; of ids that the lane or neuronbench defines, unit and direction are known."""
-        lanes = self._session.plugins.lanes
-        vocabulary = lanes[self.point.lane].vocabulary if self.point.lane in lanes else DEFINITIONS
-        definition = vocabulary.get(id)
-        if definition is None and unit is None:
-            known = closest(id, list(vocabulary))
-            raise ValueError(
-                f"metric {id!r} is defined neither by the lane nor by neuronbench{known}: say its unit (unit='ms')"
-            )
-        if definition is not None and unit not in (None, definition.unit):
-            raise ValueError(f"metric {id!r} is defined in {definition.unit}; found {unit!r}")
-        if definition is not None:
-            made = defined(id, value, stat=stat, n=n, note=note, among=vocabulary)
-        else:
-            made = Metric(id=id, value=value, unit=str(unit), better=better, stat=stat, n=n, note=note)
-        self.record.add(made)
-        return made
-
-    def gate(self, gate: Gate) -> None:
-        """Record a check of your own; a failed one of severity `invalid` makes the record invalid."""
-        self.record.gate(gate)
-
-    def note(self, text: str) -> None:
-        """A remark for the receipt and the MLflow run."""
-        self.record.notes.append(str(text))
-
-    def spans(self, spans: Sequence[Span]) -> None:
-        """Keep what stages took part in what was measured, and when (`neuronbench.spans`): every span in a table, a
-        sample of them as traces in MLflow. Once in a point, and after its windows: it writes a file.
-        """
-        from neuronbench import spans as table
-
-        if table.TABLE in self.record.tables:
-            raise RuntimeError(f"{self.point.id}: measure.spans was called before in this point: give it all at once")
-        table.write(self.folder / table.FILE, spans)
-        self.record.tables[table.TABLE] = table.FILE
-        self.record.workload.setdefault("epoch", clock_epoch())
-
-    def check(self, key: str, *, at_most: float | None = None, at_least: float | None = None) -> float:
-        """Fail the point with outcome `slo_miss` unless the metric `key` is there and within the limits.
-
-        A metric without a value (too few samples, or unbounded because its percentile falls on failed requests) meets
-        no limit; a name that the record does not have is a mistake of the benchmark and raises `LookupError`. Returns
-        the value.
-        """
-        if (at_most is None) == (at_least is None):
-            raise ValueError("check: give exactly one of at_most and at_least")
-        for limit in (at_most, at_least):
-            if limit is not None and not math.isfinite(limit):
-                raise ValueError(f"check {key}: expected a finite limit, found {limit!r}")
-        metric = self.record.metrics.get(key)
-        if metric is None:
-            keys = list(self.record.metrics)
-            raise LookupError(
-                f"{key}: no such metric in this record{closest(key, keys)}; it has: {', '.join(sorted(keys))}"
-            )
-        limit = at_most if at_most is not None else at_least
-        sign = "≤" if at_most is not None else "≥"
-        met = metric.value is not None and (
-            metric.value <= at_most if at_most is not None else metric.value >= (at_least or 0.0)
-        )
-        self.record.workload.setdefault("checks", []).append(
-            {"metric": key, "sign": sign, "limit": limit, "observed": metric.value, "met": met}
-        )
-        if metric.value is None:
-            raise SloMiss(f"{key} {sign} {limit:g} cannot be confirmed: no value ({metric.note or 'not measured'})")
-        if not met:
-            raise SloMiss(f"{key} is {metric.value:.6g} {metric.unit}, expected {sign} {limit:g}")
-        return metric.value
-
-    # -- measuring ----------------------------------------------------------------------------------------------------
 
     def serve(
         self,
@@ -460,27 +342,3 @@ class Measure:
     def run(self, resource: Resource | None, body: Any) -> Any:
         """Run `body()` as the measured part: inside the `measuring` hook, so that profilers see it."""
         return self._session.plugins.measuring(self.point, resource, self.record, body)
-
-
-def clock_epoch() -> dict[str, int]:
-    """The same instant on the monotonic and on the wall clock, both in ns, so that one can be told from the other.
-
-    The wall clock is read between two reads of the monotonic one; of several tries the tightest is kept.
-    """
-    best: tuple[int, int, int] | None = None
-    for _ in range(5):
-        before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        if best is None or after - before < best[0]:
-            best = (after - before, (before + after) // 2, wall)
-    assert best is not None
-    return {"mono_ns": best[1], "utc_ns": best[2], "uncertainty_ns": best[0]}
-
-
-def reduction_served(reduction: Reduction) -> Served:
-    """The public view of a reduction."""
-    return Served(
-        metrics={metric.key: metric for metric in reduction.metrics},
-        gates=list(reduction.gates),
-        failures=dict(reduction.failures),
-        table=reduction.table,
-    )

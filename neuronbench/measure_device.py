@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench import measure_items, stats
 from neuronbench.definitions import metric
-from neuronbench.measure import clock_epoch
+from neuronbench.epoch import clock_epoch
 from neuronbench.model import Gate, Metric
 from neuronbench.protocols import CompiledModel, Floor, PointFailure, Resource, SamplerSpec
 from neuronbench.redaction import redact

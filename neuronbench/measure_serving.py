@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuronbench.audit import OUTPUTS_DEADLINE_S, outputs, unchanged_gate
+from neuronbench.epoch import clock_epoch
 from neuronbench.load.apis import APIS
-from neuronbench.measure import DeadlineExceeded, PointFailure, Served, clock_epoch, reduction_served
 from neuronbench.model import Failure, Gate, Metric, Record, fingerprint
-from neuronbench.protocols import Endpoint, SamplerSpec
+from neuronbench.protocols import DeadlineExceeded, Endpoint, PointFailure, SamplerSpec
 from neuronbench.telemetry.request import TelemetryRequest
 from neuronbench.witness import SeenWindow, Witness
 
@@ -33,6 +34,21 @@ if TYPE_CHECKING:
 
 TELEMETRY_PERIOD_S = 0.5
 SCRAPE_PERIOD_S = 1.0
+
+
+@dataclass(kw_only=True)
+class Served:
+    """What `measure.serve` found."""
+
+    metrics: Mapping[str, Metric]
+    gates: Sequence[Gate]
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Failed requests by class."""
+    table: Path | None = None
+
+    def __getitem__(self, key: str) -> float | None:
+        """Value of a metric, such as `ttft_p99_ms`."""
+        return self.metrics[key].value
 
 
 def serve(
@@ -117,7 +133,12 @@ def serve(
         record.gate(unchanged_gate(before, outputs(endpoint, deadline_s=patience_s)))
     if failure is not None:
         raise DeadlineExceeded(failure) if failure.kind.endswith("timeout") else PointFailure(failure)
-    return reduction_served(reduction)
+    return Served(
+        metrics={metric.key: metric for metric in reduction.metrics},
+        gates=list(reduction.gates),
+        failures=dict(reduction.failures),
+        table=reduction.table,
+    )
 
 
 def seed_of(record: Record) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from neuronbench.definitions import metric
-from neuronbench.measure import clock_epoch
+from neuronbench.epoch import clock_epoch
 from neuronbench.measure_device import WORKER, default_samplers, or_logs, record_workers
 from neuronbench.measure_serving import host_contention
 from neuronbench.model import Failure, Gate, Json, Metric

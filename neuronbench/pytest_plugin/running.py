@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from neuronbench.measure import DeadlineExceeded, PointFailure, SloMiss
 from neuronbench.model import Failure, Gate, Outcome, slug
 from neuronbench.plugins import warn
-from neuronbench.protocols import BootError
+from neuronbench.protocols import BootError, DeadlineExceeded, PointFailure
 from neuronbench.pytest_plugin.collection import mark_of
 from neuronbench.pytest_plugin.keys import LEASED, OPEN, POINT, REPEAT, SPEC, session_of, session_or_none
 from neuronbench.pytest_plugin.terminal import Terminal
+from neuronbench.recording import SloMiss
 from neuronbench.records import OpenRecord, point_ended
 from neuronbench.session import Session
 

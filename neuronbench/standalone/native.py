@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import neuronbench
 from neuronbench.audit import audit, outputs, unchanged_gate
 from neuronbench.engines.job import Job
-from neuronbench.measure import clock_epoch
+from neuronbench.epoch import clock_epoch
 from neuronbench.model import FrozenMap, Json, ResourceSpec
 from neuronbench.protocols import BootError, PointFailure
 from neuronbench.records import utc_now
