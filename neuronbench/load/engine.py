@@ -107,6 +107,8 @@ class Engine:
         self._connections: dict[int, Connection] = {}
         self._idle: list[Connection] = []
         self._waiting: list[Stream] = []
+        self._again: list[Stream] = []
+        """Those that wait for a connection nobody has used: one more that was closed while idle would be their end."""
         self._carriers: dict[int, Connection] = {}
         self._timers: list[tuple[int, int, Callable[..., None], Any]] = []
         self._timer_count = 0
@@ -152,14 +154,14 @@ class Engine:
             self._end(stream, Kind.NOT_SENT, f"all {self.max_connections} connections in use", time.monotonic_ns())
             return
         self._waiting.append(stream)
-        if self._opening < len(self._waiting):
+        if self._opening < len(self._waiting) + len(self._again):
             self._open()
 
     def again(self, stream: Stream) -> None:
         """Send it a second time: its first connection had been closed while idle. Its clock runs on."""
         self._carriers.pop(stream.seq, None)
         stream.reset()
-        self._waiting.append(stream)
+        self._again.append(stream)
         self._open()
 
     def _put(self, connection: Connection, stream: Stream) -> None:
@@ -171,8 +173,8 @@ class Engine:
         try:
             sock = socket.socket(self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError as error:
-            if self._waiting:
-                self._end(self._waiting.pop(0), Kind.NOT_SENT, f"no socket: {error.strerror}", time.monotonic_ns())
+            if waiting := self._again or self._waiting:
+                self._end(waiting.pop(0), Kind.NOT_SENT, f"no socket: {error.strerror}", time.monotonic_ns())
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._stamps:
@@ -196,7 +198,10 @@ class Engine:
         self._opening -= 1
         self.refusals = 0
         self.refused_since = 0
-        self._offer(connection)
+        if self._again:
+            self._put(connection, self._again.pop(0))
+        else:
+            self._offer(connection)
 
     def _offer(self, connection: Connection) -> None:
         if self._waiting:
@@ -218,8 +223,8 @@ class Engine:
             self._opening -= 1
             self.refusals += 1
             self.refused_since = self.refused_since or t
-            if stream is None and self._waiting:
-                stream = self._waiting.pop(0)
+            if stream is None and (waiting := self._again or self._waiting):
+                stream = waiting.pop(0)
         if stream is not None:
             self._end(stream, kind, message, t)
 
@@ -271,7 +276,7 @@ class Engine:
                     timer.arm(due)
                 else:
                     timeout = min(timeout, (due - now) / 1e9)
-        if timeout and self.coalescing.pause_ns and not self._waiting:
+        if timeout and self.coalescing.pause_ns and not (self._waiting or self._again):
             self.coalescing.gather(timers[0][0] if timers else 0)
         connections = self._connections
         now = 0
@@ -331,8 +336,9 @@ class Engine:
         if connection is not None and connection.state != CLOSED:
             connection.fail(kind, "", t)
         else:
-            if stream in self._waiting:
-                self._waiting.remove(stream)
+            for waiting in (self._again, self._waiting):
+                if stream in waiting:
+                    waiting.remove(stream)
             self._end(stream, kind, "", t)
 
     def abandon(self, t: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from load_helpers import SHORT, VOCABULARY, Ran, Run
+from load_helpers import LONG, VOCABULARY, Ran, Run
 
 from neuronbench.load.arrivals import closed_loop
 from neuronbench.load.plan import Plan, make_plan
@@ -61,8 +61,8 @@ def run(tmp_path: Path, truth: TruthServer) -> Run:
                 extra_body=extra_body,
                 base_url=base_url,
             )
-        options.setdefault("timeouts", SHORT)
-        options.setdefault("deadline_s", 30.0)
+        options.setdefault("timeouts", LONG)
+        options.setdefault("deadline_s", 200.0)
         drove = drive(plan, base_url=base_url, out=folder / "out", spawn=spawn, **options)
         return Ran(plan, drove, reduce_run(plan, folder / "out", drive=drove, slo=slo), folder / "out")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pyarrow.parquet as pq
+import pytest
 
 from neuronbench.load.bodies import Bodies, request_body
 from neuronbench.load.plan import Plan, write_plan
@@ -18,6 +19,9 @@ from neuronbench.protocols import Vocabulary
 
 VOCABULARY = Vocabulary(size=32_000, special_ids=(0, 1, 2))
 SHORT = Timeouts(connect_s=2, first_token_s=1, inter_token_s=1, total_s=5, drain_s=2)
+"""Where it is the time-outs that are tried, or servers that answer in no time-out at all."""
+LONG = Timeouts(connect_s=30, first_token_s=60, inter_token_s=60, total_s=120, drain_s=60)
+"""Where they are not: however long a busy host takes, it is the answers that count."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,36 @@ class Ran:
 
 
 Run = Callable[..., Ran]
+
+
+def mean_between(rows: Sequence[dict[str, Any]], begin: str, opened: int, closed: int) -> float:
+    """Requests that were between their instant `begin` and their end, on average over the window."""
+    spans = [(row[begin], row["end_ns"]) for row in rows if row[begin] is not None]
+    return sum(max(min(end, closed) - max(start, opened), 0) for start, end in spans) / (closed - opened)
+
+
+def check_in_flight(ran: Ran, concurrency: int) -> None:
+    """Each slot of a closed loop has a request due or in flight at every instant, however late the client is with the
+    next; and what is said to be in flight is what the rows say."""
+    opened, closed = ran.drive.opened_ns, ran.drive.closed_ns
+    assert opened is not None
+    assert closed is not None
+    load = [row for row in ran.rows if not row["warmup"]]
+    assert mean_between(load, "scheduled_ns", opened, closed) == pytest.approx(concurrency, rel=1e-9)
+    assert ran["in_flight_requests"] == pytest.approx(mean_between(load, "sent_ns", opened, closed), rel=1e-6)
+
+
+def check_achieved(ran: Ran) -> None:
+    """The achieved rate and its gate are what the rows say; whether it is the rate asked for, the host decides."""
+    opened, closed = ran.drive.opened_ns, ran.drive.closed_ns
+    assert opened is not None
+    assert closed is not None
+    due = len(ran.inside)
+    written = sum(opened <= row["sent_ns"] < closed for row in ran.rows if not row["warmup"] and row["sent_ns"])
+    gate = ran.reduction.gate("achieved_rate")
+    assert gate.observed == pytest.approx(written / ((closed - opened) / 1e9))
+    assert gate.passed is (abs(written - due) <= max(0.01 * due, 1))
+    assert ran["achieved_rate_req_s"] == gate.observed
 
 
 def plan_of_models(

@@ -5,15 +5,16 @@ All scenarios of one API share a single run of the driver; each test looks at it
 
 from __future__ import annotations
 
-import statistics
+import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from load_helpers import SHORT, Run, plan_of_models
+from load_helpers import LONG, Run, plan_of_models
 
-from neuronbench.load.run import drive, reduce_run
+from neuronbench.load.run import Timeouts, drive, reduce_run
 from neuronbench.processes import spawn
 from neuronbench.testing.truth_server import TruthServer
 
@@ -66,9 +67,6 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "truth:close": ("disconnected", {"chunks": 8}),
     "truth:cut": ("disconnected", {}),
     "truth:reset": ("disconnected", {}),
-    "truth:hang": ("inter_token_timeout", {"chunks": 8}),
-    "truth:silent": ("first_token_timeout", {"chunks": 0}),
-    "truth:silent,headers=no": ("first_token_timeout", {"http_status": None}),
     "truth:rate_limited": ("http_429", {"http_status": 429}),
     "truth:unavailable": ("http_503", {"http_status": 503}),
     "truth:bad_request": ("http_400", {"http_status": 400}),
@@ -76,6 +74,13 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "truth:json_error": ("json_error", {"http_status": 200}),
     "nobody": ("http_404", {"http_status": 404}),
 }
+LATE: dict[str, tuple[str, dict[str, Any]]] = {
+    "truth:hang": ("inter_token_timeout", {"chunks": 8}),
+    "truth:silent": ("first_token_timeout", {"chunks": 0}),
+    "truth:silent,headers=no": ("first_token_timeout", {"http_status": None}),
+}
+"""What takes a time-out to be found; the others must have time for whatever a busy host does with them."""
+PATIENCE = Timeouts(connect_s=30, first_token_s=3, inter_token_s=3, total_s=60, drain_s=2)
 CHAT_GOOD: dict[str, dict[str, Any]] = {
     "truth": {},
     "truth:role_early,ms=1,ttft=20": {},
@@ -98,9 +103,9 @@ RESPONSES_GOOD: dict[str, dict[str, Any]] = {
 Rows = dict[str, dict[str, Any]]
 
 
-def table_of(truth: TruthServer, folder: Path, models: list[str], api: str) -> Rows:
+def table_of(truth: TruthServer, folder: Path, models: list[str], api: str, timeouts: Timeouts = LONG) -> Rows:
     plan = plan_of_models(folder / "plan", models, api=api, tokens=TOKENS, concurrency=8)
-    result = drive(plan, base_url=truth.url, out=folder / "out", spawn=spawn, deadline_s=60, timeouts=SHORT)
+    result = drive(plan, base_url=truth.url, out=folder / "out", spawn=spawn, deadline_s=200, timeouts=timeouts)
     assert result.status == "ok", result.message
     reduced = reduce_run(plan, folder / "out", drive=result)
     rows: Rows = {}
@@ -113,6 +118,11 @@ def table_of(truth: TruthServer, folder: Path, models: list[str], api: str) -> R
 @pytest.fixture(scope="module")
 def completions(truth: TruthServer, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return table_of(truth, tmp_path_factory.mktemp("completions"), [*GOOD, *BAD], "completions")
+
+
+@pytest.fixture(scope="module")
+def late(truth: TruthServer, tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    return table_of(truth, tmp_path_factory.mktemp("late"), [*LATE], "completions", PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +152,11 @@ def test_a_correct_answer(completions: Rows, model: str) -> None:
     check_good(completions[model], GOOD[model])
 
 
-@pytest.mark.parametrize("model", BAD)
-def test_a_failure_is_classed(completions: Rows, model: str) -> None:
-    failure, expected = BAD[model]
-    row = completions[model]
+@pytest.mark.parametrize("model", [*BAD, *LATE])
+def test_a_failure_is_classed(request: pytest.FixtureRequest, model: str) -> None:
+    failure, expected = {**BAD, **LATE}[model]
+    rows: Rows = request.getfixturevalue("completions" if model in BAD else "late")
+    row = rows[model]
     assert row["failure"] == failure
     assert not row["ok"]
     assert {name: row[name] for name in expected} == expected
@@ -189,11 +200,18 @@ def test_trap_hidden_tokens_usage_counts_more_than_can_be_seen(completions: Rows
     assert row["tpot_ms"] < span / (row["chunks"] - 1)
 
 
-def test_a_stall_is_one_long_gap_and_a_max_stall(completions: Rows) -> None:
-    row = completions["truth:stall,at=10,ms=300"]
+def test_a_stall_is_one_long_gap_and_a_max_stall(completions: Rows, truth: TruthServer) -> None:
+    model = "truth:stall,at=10,ms=300"
+    row = completions[model]
     assert row["max_stall_ms"] >= 290
-    assert sorted(row["icl_ms"])[-2] < 290
-    assert statistics.median(row["icl_ms"]) < 100
+    assert row["max_stall_ms"] == pytest.approx(max(row["icl_ms"]))
+    assert row["icl_ms"][9] >= 290
+    # Every other gap is what the server left, and not one of them was meant to be long.
+    record = next(each for each in truth.truth()["requests"] if each["model"] == model)
+    assert [round((b - a) / 1e6) for a, b in itertools.pairwise(record["due_ns"])] == [1] * 9 + [301] + [1] * 5
+    stamps = [row["first_output_ns"], *(row["first_output_ns"] + np.cumsum(row["icl_ms"]) * 1e6)]
+    assert all(sent <= at + 1_000 for sent, at in zip(record["sent_ns"], stamps, strict=True))
+    assert stamps[-1] <= record["done_ns"] + 1_000
 
 
 def test_without_usage_no_token_metric_is_invented(completions: Rows) -> None:
@@ -221,7 +239,7 @@ def test_a_server_that_closes_when_idle_costs_no_request(run: Run) -> None:
 def test_planned_cancels_are_no_failures_and_have_a_first_token(truth: TruthServer, tmp_path: Path) -> None:
     models = ["truth"] * 12
     plan = plan_of_models(tmp_path / "plan", models, tokens=64, cancel_after=[3, -1] * 6)
-    result = drive(plan, base_url=truth.url, out=tmp_path / "out", spawn=spawn, deadline_s=30, timeouts=SHORT)
+    result = drive(plan, base_url=truth.url, out=tmp_path / "out", spawn=spawn, deadline_s=200, timeouts=LONG)
     reduced = reduce_run(plan, tmp_path / "out", drive=result)
     rows = pq.read_table(reduced.table).to_pylist()
     cancelled = [row for row in rows if row["body"] % 2 == 0 and row["phase"] != "tail"]
@@ -234,7 +252,7 @@ def test_planned_cancels_are_no_failures_and_have_a_first_token(truth: TruthServ
 
 
 def test_nobody_listens(run: Run) -> None:
-    ran = run(url="http://127.0.0.1:9", deadline_s=20.0)
+    ran = run(url="http://127.0.0.1:9", deadline_s=60.0)
     assert ran.drive.status in ("server_gone", "all_failed")
     assert {row["failure"] for row in ran.rows} <= {"connect_refused", "abandoned"}
     assert ran.reduction.gate("window_complete").passed is False

@@ -7,7 +7,7 @@ import json
 import select
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -197,6 +197,55 @@ def test_any_cut_of_the_bytes_means_the_same_either_way(wire: Wire, frames: list
         assert answer(wire, pieces) == short
         # and as one piece: instants differ, nothing else does
         assert answer(wire, [data]) == short
+
+
+def test_what_is_sent_again_goes_on_a_connection_that_nobody_has_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one that falls idle meanwhile may be as stale as the first, and a request is sent again only once."""
+    monkeypatch.setattr("neuronbench.load.connection._RACE_NS", HOUR)
+    ended: list[Stream] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        engine = Engine(
+            Target("127.0.0.1", listener.getsockname()[1], False, ""), Limits(HOUR, HOUR, HOUR, HOUR),
+            head=b"POST / HTTP/1.1\r\nContent-Length: ", bodies=lambda index: memoryview(b"{}"),
+            ended=lambda stream, t: ended.append(stream), max_connections=4,
+        )  # fmt: skip
+
+        def turn_until(condition: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + 100
+            while not condition():
+                assert time.monotonic() < deadline
+                engine.turn()
+
+        def ask(count: int) -> None:
+            for _ in range(count):
+                engine.submit(Stream(APIS["completions"], seq=len(made), body=0, phase=Phase.WINDOW, s=1))
+                made.append(list(engine.in_flight.values())[-1])
+
+        def peer_of(stream: Stream) -> socket.socket:
+            (ours,) = [each.sock for each in engine._connections.values() if each.stream is stream]
+            return next(peer for peer in peers if peer.getpeername() == ours.getsockname())
+
+        made: list[Stream] = []
+        ask(2)
+        peers = [listener.accept()[0] for _ in range(2)]
+        turn_until(lambda: all(each.stream is not None for each in engine._connections.values()))
+        for peer in peers:
+            peer.sendall(HEADERS + framed(event("a")) + END)
+        turn_until(lambda: len(ended) == 2)
+        ask(2)
+        other, lost = made[2:]  # so that the one that is closed is looked at first
+        stale, live = peer_of(lost), peer_of(other)
+        stale.close()  # seen first, and then, in the same look, that the other one is free again
+        live.sendall(HEADERS + framed(event("a")) + END)
+        turn_until(lambda: other in ended)
+        fresh, _ = listener.accept()
+        fresh.sendall(HEADERS + framed(event("a")) + END)
+        turn_until(lambda: lost in ended)
+        assert (lost.kind, lost.attempts) == (Kind.OK, 2)
+        assert not live.recv(65536).endswith(b"{}" * 2), "nothing but its own request came on it"
+        engine.close()
+        for peer in (live, fresh):
+            peer.close()
 
 
 def test_the_first_output_is_read_by_itself_however_much_is_waiting(wire: Wire, taken: list[int]) -> None:

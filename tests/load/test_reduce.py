@@ -14,91 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from load_records import CLOSED, MS, OPENED, TOKENS, reduced, regular, simple_plan, stream, write
 
 from neuronbench import stats
 from neuronbench.load import layout
-from neuronbench.load.apis import APIS
-from neuronbench.load.bodies import Bodies
 from neuronbench.load.gates import token_conservation
 from neuronbench.load.outcomes import Kind, Phase
-from neuronbench.load.planwriter import Plan, write_plan
 from neuronbench.load.pool import EXACT_LIMIT, Pool
-from neuronbench.load.reduce import Reduction, reduce
-from neuronbench.load.spill import Spill
+from neuronbench.load.reduce import reduce
 from neuronbench.load.stream import Stream
-
-MS = 1_000_000
-OPENED, CLOSED = 10_000 * MS, 20_000 * MS
-TOKENS = 5
-
-
-def simple_plan(folder: Path, *, tokens: int = TOKENS) -> Plan:
-    return write_plan(
-        folder,
-        sets=(
-            Bodies(bodies=[b"{}"], input_tokens=[3], output_tokens=[tokens]),
-            Bodies(bodies=[b"{}"] * 8, input_tokens=[3] * 8, output_tokens=[tokens] * 8),
-        ),
-        arrivals={"kind": "closed", "concurrency": 4, "in_flight": 4, "requests": 10, "duration_s": None, "rate": None},
-        api="completions",
-        model="m",
-        workload={},
-        seed=0,
-        exact=True,
-        rule="",
-    )
-
-
-def stream(seq: int, **fields: Any) -> Stream:
-    made = Stream(
-        APIS["completions"], seq=seq, body=1 + seq % 8, phase=fields.pop("phase", Phase.WINDOW), s=fields.pop("s")
-    )
-    made.kind, made.status, made.n_in = Kind.OK, 200, 3
-    for name, value in fields.items():
-        setattr(made, name, value)
-    made.count = len(made.chunks)
-    if made.chunks:
-        made.f, made.c, made.l = made.chunks[0], made.chunks[0], made.chunks[-1]
-    return made
-
-
-def regular(
-    seq: int, s: int, *, wait: int = MS, ttft: int = 50 * MS, gap: int = 10 * MS, chunks: int = TOKENS, **more: Any
-) -> Stream:
-    w = s + wait
-    times = array("q", [w + ttft + k * gap for k in range(chunks)])
-    e = (times[-1] if chunks else w) + MS
-    return stream(seq, s=s, w=w, w_end=w, r=w + 1, e=e, chunks=times, **{"n_out": chunks} | more)
-
-
-def write(out: Path, streams: list[Stream], *, closed: int | None = CLOSED, cut: int = 0) -> None:
-    """A spill as the driver writes it; `cut` splits the chunks of each stream over that many flushes."""
-    out.mkdir(parents=True)
-    spill = Spill(out)
-    lags = array("i", [1000] * 10)
-    spill.event("start", t=0, utc_ns=0, pid=1, worker=0)
-    spill.event("edge", name="ramp", t=OPENED - 1, noted=OPENED - 1, lags=0, cpu_ns=0, utc_ns=1)
-    spill.event("edge", name="open", t=OPENED, noted=OPENED, lags=0, cpu_ns=0, utc_ns=10**18)
-    if closed:
-        spill.event("edge", name="close", t=closed, noted=closed, lags=10, cpu_ns=2_000 * MS, utc_ns=10**18)
-    for made in streams:
-        if cut and len(made.chunks) > cut:
-            whole = array("q", made.chunks)
-            for k in range(0, len(whole) - cut, cut):
-                made.chunks = whole[k : k + cut]
-                spill.flush(array("i"), [made])
-            made.chunks = whole[(len(whole) - 1) // cut * cut :]
-        spill.end(made)
-    spill.event("second", t=closed or CLOSED + 5, cpu_ns=2_000 * MS, in_flight=0)
-    spill.flush(lags)
-    spill.close({"status": "ok", "message": "", "max_rss_bytes": 1})
-
-
-def reduced(tmp_path: Path, streams: list[Stream], *, slo: dict[str, float] | None = None, **options: Any) -> Reduction:
-    out = tmp_path / "out"
-    write(out, streams, **options)
-    plan = simple_plan(tmp_path / "plan")
-    return reduce(plan, out, drive=None, table=tmp_path / "requests.parquet", slo=slo or {})
 
 
 def test_every_definition_on_one_request(tmp_path: Path) -> None:
@@ -333,6 +257,22 @@ def test_a_clock_step_fails_the_clock_gate(tmp_path: Path) -> None:
     )
     assert gate.passed is False
     assert "stepped" in gate.message
+
+
+OPEN_LOOP = {
+    "kind": "open", "law": "constant", "rate": 10.0, "concurrency": 1, "in_flight": 64, "requests": None,
+    "duration_s": 10.0, "profile": [{"seconds": 10.0, "start": 10.0, "end": 10.0}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("late", "passed"), [(0, True), (1, True), (2, False)])
+def test_an_open_load_achieved_its_rate_when_what_was_due_was_written_within_a_hundredth(
+    tmp_path: Path, late: int, passed: bool
+) -> None:
+    """A hundred requests, some of the last of them written after the window had closed."""
+    made = [regular(k, OPENED + k * 100 * MS, wait=300 * MS if k >= 100 - late else MS) for k in range(100)]
+    gate = reduced(tmp_path, made, arrivals=OPEN_LOOP).gate("achieved_rate")
+    assert (gate.observed, gate.limit, gate.passed) == ((100 - late) / 10, 10, passed)
 
 
 def test_an_unknown_limit_is_refused(tmp_path: Path) -> None:

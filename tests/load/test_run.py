@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,20 +11,23 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from load_helpers import SHORT, VOCABULARY, Run
+from load_helpers import SHORT, VOCABULARY, Run, check_in_flight
 
+from neuronbench import stats
 from neuronbench.load.arrivals import closed_loop
 from neuronbench.load.plan import make_plan
 from neuronbench.load.run import Timeouts, drive, reduce_run
 from neuronbench.load.workload import synthetic, uniform, warm_up
 from neuronbench.processes import spawn
 from neuronbench.testing.truth_server import TruthServer
+
+HOST = {"client_lag", "send_lag", "in_flight", "client_cpu", "steady_state"}
+"""Gates by which a busy host is found out."""
 
 
 def test_a_closed_loop_by_number_of_requests(run: Run) -> None:
@@ -35,15 +39,14 @@ def test_a_closed_loop_by_number_of_requests(run: Run) -> None:
     assert {row["phase"] for row in inside} == {"window"}
     assert all(row["ok"] for row in ran.rows if row["phase"] != "tail")
     assert ran["error_rate_share"] == 0
-    assert 2 < ran["in_flight_requests"] <= 4.4  # type: ignore[operator]  # a busy host is late to begin the next
+    check_in_flight(ran, 4)
     assert ran["output_tokens_mean_tokens"] == 6
     assert ran["input_tokens_mean_tokens"] == 8
-    assert 0 < ran["tpot_p50_ms"] < 50  # type: ignore[operator]  # 1 where the server gets its turns
+    spans = [(row["last_output_ns"] - row["first_output_ns"]) / 1e6 for row in inside]
+    assert ran["tpot_p50_ms"] == stats.percentile([span / 5 for span in spans], 0.5)
     assert ran["ttft_p50_ms"] >= 5  # type: ignore[operator]
     assert ran["itl_p50_ms"] == ran["icl_p50_ms"]
-    assert {gate.id for gate in ran.reduction.gates if gate.passed is False and gate.severity == "invalid"} <= {
-        "client_lag", "send_lag", "in_flight", "client_cpu",
-    }  # fmt: skip
+    assert {gate.id for gate in ran.reduction.gates if gate.passed is False and gate.severity == "invalid"} <= HOST
 
 
 def test_the_window_opens_when_every_slot_has_had_its_first_and_nothing_drains(run: Run) -> None:
@@ -57,9 +60,10 @@ def test_the_window_opens_when_every_slot_has_had_its_first_and_nothing_drains(r
     assert closed is not None
     assert len(ramp) >= 4
     assert sum(row["end_ns"] <= opened for row in ramp) >= 4
-    # load goes on across both edges: some request is in flight at each
-    assert any(row["sent_ns"] < opened < row["end_ns"] for row in rows)
-    assert any(row["sent_ns"] < closed < row["end_ns"] for row in rows)
+    # load goes on across both edges: every slot has a request at each
+    for edge in (opened, closed):
+        assert sum(row["scheduled_ns"] <= edge < row["end_ns"] for row in rows) == 4
+    check_in_flight(ran, 4)
     tail = [row for row in rows if row["phase"] == "tail"]
     assert tail
     assert all((row["phase"] == "window") == (opened <= row["scheduled_ns"] < closed) for row in rows)
@@ -106,7 +110,10 @@ def test_the_client_agrees_with_the_server_on_every_instant(truth: TruthServer, 
 def test_failures_are_in_the_population_of_percentiles(run: Run) -> None:
     ran = run(closed_loop(2, requests=30), model="truth:rate_limited,first=12", warmup=warm_up(0))
     assert ran.drive.status == "ok"
+    refused = [row for row in ran.rows if row["failure"] == "http_429"]
+    assert len(refused) == 12
     failed = ran.reduction.failures["http_429"]
+    assert failed == sum(row["in_window"] for row in refused)
     assert 8 <= failed <= 12
     n = len(ran.inside)
     assert ran["error_rate_share"] == pytest.approx(failed / n)
@@ -176,11 +183,15 @@ def test_when_no_warm_up_request_succeeds_the_run_ends_and_says_why(run: Run) ->
 
 
 def test_the_deadline_ends_the_run_and_keeps_what_there_is(run: Run) -> None:
-    ran = run(closed_loop(2, duration_s=60), model="truth:ttft=40,tpot=4", deadline_s=6.0)
+    with TruthServer(ttft_ms=40, tpot_ms=4) as server:
+        ran = run(closed_loop(2, duration_s=60), url=server.url, deadline_s=6.0)
+        answered = [record for record in server.truth()["requests"] if record["outcome"] == "complete"]
     assert ran.drive.status == "timeout"
     assert ran.drive.partial
     assert ran.drive.seconds < 50
     assert ran.reduction.window["partial"] is True
+    ended = [row for row in ran.rows if row["ok"]]
+    assert len(answered) - 2 <= len(ended) <= len(answered)  # the two in flight may have been left unread
     assert len(ran.inside) > 20
     assert ran.reduction.gate("window_complete").passed is False
 
@@ -197,48 +208,52 @@ def test_a_server_that_dies_ends_the_run_early(run: Run) -> None:
 
 
 def test_a_killed_driver_leaves_a_partial_result_and_never_a_shorter_success(
-    truth: TruthServer, tmp_path: Path
+    truth: TruthServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(
         tmp_path / "plan",
-        arrivals=closed_loop(4, duration_s=60),
+        arrivals=closed_loop(4, duration_s=300),
         workload=synthetic(input_tokens=8, output_tokens=40),
         api="completions",
         model="truth",
         vocabulary=VOCABULARY,
     )
-    lines: list[str] = []
+    heard: list[dict[str, Any]] = []
     driver: list[Any] = []
-    killed: list[int] = []
+    killed: list[dict[str, Any]] = []
+    monkeypatch.setattr("neuronbench.load.run.describe", json.dumps)  # the line as the driver said it
 
     def remembering(*args: Any, **options: Any) -> Any:
         driver.append(spawn(*args, **options))
         return driver[-1]
 
     def progress(text: str) -> None:
-        lines.append(text)
-        if text.startswith("window") and len(lines) > 3 and not killed:
-            killed.append(time.monotonic_ns())
+        line = json.loads(text)
+        heard.append(line)
+        if line["phase"] == "window" and line["ended"] >= 8 and not killed:
+            killed.append(line)
             os.kill(driver[0].pid, signal.SIGKILL)
 
-    result = drive(plan, base_url=truth.url, out=tmp_path / "out", spawn=remembering, progress=progress, deadline_s=30)
+    result = drive(plan, base_url=truth.url, out=tmp_path / "out", spawn=remembering, progress=progress, deadline_s=200)
     reduced = reduce_run(plan, tmp_path / "out", drive=result)
     assert result.status == "killed"
     assert result.partial
     assert reduced.window["partial"] is True
     assert reduced.gate("window_complete").passed is False
     rows = pq.read_table(reduced.table).to_pylist()
-    last = max(row["end_ns"] for row in rows if row["ok"])
-    assert killed[0] - last < 3e9  # rows are written while it runs
+    # rows are written while it runs: all that had ended when the last line was said
+    opened = reduced.window["start_ns"]
+    assert sum(row["ok"] and row["end_ns"] >= opened for row in rows) >= killed[0]["ended"]
     assert reduced["ttft_p50_ms"] is not None
     # requests in flight at the last flush are there as such
-    assert "open" in {row["failure"] for row in rows}
+    assert sum(row["failure"] == "open" for row in rows) == killed[0]["in_flight"] == 4
 
 
 def test_first_token_and_total_time_outs(run: Run) -> None:
-    limits = Timeouts(connect_s=1, first_token_s=0.3, inter_token_s=1, total_s=0.6, drain_s=1)
+    limits = Timeouts(connect_s=30, first_token_s=0.3, inter_token_s=30, total_s=0.6, drain_s=1)
     slow = run(closed_loop(2, requests=4), model="truth:ttft=2000", warmup=warm_up(0), timeouts=limits)
     assert set(slow.reduction.failures) == {"first_token_timeout"}
+    limits = Timeouts(connect_s=30, first_token_s=30, inter_token_s=30, total_s=0.6, drain_s=1)
     long = run(closed_loop(2, requests=4), model="truth:tpot=200", warmup=warm_up(0), timeouts=limits)
     assert set(long.reduction.failures) == {"total_timeout"}
     row = long.inside[0]
@@ -256,28 +271,24 @@ def test_a_connect_time_out_is_its_own_class(tmp_path: Path, run: Run) -> None:
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.1", port))
         limits = Timeouts(connect_s=0.5, first_token_s=1, inter_token_s=1, total_s=1, drain_s=1)
-        ran = run(closed_loop(2, requests=3), url=f"http://127.0.0.1:{port}", timeouts=limits, deadline_s=10.0)
+        ran = run(closed_loop(2, requests=3), url=f"http://127.0.0.1:{port}", timeouts=limits, deadline_s=60.0)
         for filler in fillers:
             filler.close()
     assert ran.drive.status in ("all_failed", "server_gone")
     assert "connect_timeout" in {row["failure"] for row in ran.rows}
 
 
-def test_a_steady_server_is_found_steady_and_every_gate_of_the_load_passes(run: Run) -> None:
-    # longer than a quiet host needs: the noise of a busy one must not hide a change
-    ran = run(closed_loop(4, duration_s=12), workload=synthetic(input_tokens=8, output_tokens=20))
+def test_every_gate_of_the_load_passes_that_does_not_judge_the_host(run: Run) -> None:
+    # that a steady server is found steady is shown where the server has no host: see test_steady
+    ran = run(closed_loop(4, requests=120), workload=synthetic(input_tokens=8, output_tokens=20))
     gates = {gate.id: gate for gate in ran.reduction.gates}
-    for name in ("steady_state", "window_complete", "input_length", "output_length", "errors", "errors_classified",
+    for name in ("window_complete", "input_length", "output_length", "errors", "errors_classified",
                  "clock_order", "prompts_distinct", "warmup", "load_kept_up", "samples"):  # fmt: skip
         assert gates[name].passed is True, gates[name]
 
 
 def test_prompts_of_fifty_thousand_tokens_are_written_whole(run: Run) -> None:
-    ran = run(
-        closed_loop(4, requests=12),
-        workload=synthetic(input_tokens=50_000, output_tokens=4),
-        timeouts=Timeouts(first_token_s=20, inter_token_s=20, total_s=30, drain_s=5),
-    )
+    ran = run(closed_loop(4, requests=12), workload=synthetic(input_tokens=50_000, output_tokens=4))
     assert ran.drive.status == "ok"
     assert ran.reduction.failures == {}
     assert ran["input_tokens_mean_tokens"] == 50_000
@@ -291,8 +302,6 @@ def test_a_thousand_streams_at_once(run: Run) -> None:
         workload=synthetic(input_tokens=4, output_tokens=4),
         model="truth:ttft=500",
         warmup=warm_up(10),
-        timeouts=Timeouts(first_token_s=30, inter_token_s=30, total_s=60, drain_s=20),
-        deadline_s=90.0,
     )
     assert ran.drive.status == "ok"
     assert {row["failure"] for row in ran.rows if row["phase"] != "tail"} == {None}
@@ -301,7 +310,7 @@ def test_a_thousand_streams_at_once(run: Run) -> None:
 
 def test_progress_is_one_readable_line_a_second(truth: TruthServer, run: Run) -> None:
     lines: list[str] = []
-    run(closed_loop(2, duration_s=1.5), progress=lines.append)
+    run(closed_loop(2, duration_s=4), model="truth:ttft=100", progress=lines.append)
     said = [line for line in lines if line.startswith("window") and "TTFT p50" in line]
     assert said
     assert all(re.search(r"s left  [\d.]+ req/s  2 in flight  \d+ tok/s .*lag up to [\d.]+ ms", line) for line in said)
@@ -408,5 +417,5 @@ def test_tls(tls: Any, run: Run) -> None:
 
 
 def test_plain_text_where_tls_was_expected_is_a_tls_failure(truth: TruthServer, run: Run) -> None:
-    ran = run(url=truth.url.replace("http:", "https:"), timeouts=SHORT)
+    ran = run(url=truth.url.replace("http:", "https:"), timeouts=SHORT, deadline_s=60.0)
     assert "tls" in {row["failure"] for row in ran.rows}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 from load_helpers import Run
+from load_records import CLOSED, CLOSED_LOOP, MS, OPENED, reduced, regular
 
 from neuronbench.load import arrivals as at
 from neuronbench.load.series import BINS, BinnedSeries, joined, parts
 from neuronbench.load.steady import judge, mser, over_lives, surges
-from neuronbench.load.workload import synthetic, warm_up
+from neuronbench.load.stream import Stream
+from neuronbench.load.workload import synthetic
 from neuronbench.stats import mean_interval
-from neuronbench.testing.truth_server import TruthServer
 
 RNG = np.random.default_rng(11)
 
@@ -193,50 +197,88 @@ def test_bounds_of_a_rate_widen_with_what_neighbours_have_in_common() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# real loads
+# whole loads on servers that have no host
 
 
-def test_a_drifting_server_has_no_steady_state(run: Run) -> None:
-    drifting = run(
-        at.closed_loop(4, duration_s=5.2),
-        workload=synthetic(input_tokens=4, output_tokens=40),
-        model="truth:drift,percent_per_s=10",
-    )
-    gate = drifting.reduction.gate("steady_state")
+def kept_busy(slots: int, gap_at: Callable[[float], float], *, chunks: int, ttft_ms: float) -> list[Stream]:
+    """A closed loop from half a second before the window on: `gap_at(s)` ms between chunks, s from the opening."""
+    streams: list[Stream] = []
+    for slot in range(slots):
+        at_ns = OPENED - 500 * MS + slot * 7 * MS
+        while at_ns < CLOSED + 100 * MS:
+            gap = gap_at((at_ns - OPENED) / 1e9)
+            streams.append(
+                regular(
+                    len(streams), at_ns, wait=MS // 10, ttft=round(ttft_ms * MS), gap=round(gap * MS), chunks=chunks
+                )
+            )
+            at_ns = streams[-1].e
+    return streams
+
+
+def queued(rate: float, service_ms: float, seed: int) -> list[Stream]:
+    """Poisson arrivals at a server that answers one request after the other."""
+    rng = np.random.default_rng(seed)
+    streams: list[Stream] = []
+    free = at_ns = OPENED - 200 * MS
+    while at_ns < CLOSED + 200 * MS:
+        at_ns += round(rng.exponential(1e9 / rate))
+        free = max(free, at_ns) + round(service_ms * MS)
+        streams.append(regular(len(streams), at_ns, wait=1000, ttft=free - at_ns - 11 * MS, gap=5 * MS, chunks=3))
+    return streams
+
+
+def test_a_steady_server_is_found_steady_and_every_gate_of_the_load_passes(tmp_path: Path) -> None:
+    ran = reduced(tmp_path, kept_busy(4, lambda s: 1.0, chunks=20, ttft_ms=5))
+    gates = {gate.id: gate for gate in ran.gates}
+    for name in ("steady_state", "in_flight", "send_lag", "client_lag", "window_complete", "input_length", "errors",
+                 "errors_classified", "clock_order", "load_kept_up", "samples"):  # fmt: skip
+        assert gates[name].passed is True, gates[name]
+
+
+def test_a_drifting_server_has_no_steady_state(tmp_path: Path) -> None:
+    gate = reduced(tmp_path, kept_busy(4, lambda s: 1 + 0.1 * s, chunks=40, ttft_ms=5)).gate("steady_state")
     assert gate.passed is False
     assert "falls" in gate.message
 
 
-def test_an_overloaded_server_has_no_steady_state(run: Run) -> None:
-    with TruthServer(ttft_ms=20, tpot_ms=5, max_concurrency=1) as server:
-        ran = run(
-            at.poisson(45, duration_s=5.2, lead_s=0.2, tail_s=0.2),
-            workload=synthetic(input_tokens=4, output_tokens=3),
-            url=server.url,
-            warmup=warm_up(1),
-            timeouts=None,
-        )
-    gate = ran.reduction.gate("steady_state")
+OPEN_LOOP = {
+    **CLOSED_LOOP, "kind": "open", "law": "poisson", "rate": 45.0, "requests": None, "duration_s": 10.0,
+    "profile": [{"seconds": 10.0, "start": 45.0, "end": 45.0}],
+}  # fmt: skip
+
+
+def test_an_overloaded_server_has_no_steady_state(tmp_path: Path) -> None:
+    gate = reduced(tmp_path, queued(45, 30, 2), arrivals=OPEN_LOOP).gate("steady_state")
     assert gate.passed is False
     assert "requests in flight grows" in gate.message
+    gate = reduced(tmp_path / "enough", queued(45, 15, 2), arrivals=OPEN_LOOP).gate("steady_state")
+    assert gate.passed is not False
 
 
-def test_one_at_a_time_and_a_dozen_requests_is_no_verdict(run: Run) -> None:
+def test_one_at_a_time_and_a_dozen_requests_is_no_verdict(tmp_path: Path) -> None:
     """What was called a trend was the rhythm of requests."""
-    gate = run(at.closed_loop(1, requests=6), model="truth:ttft=40,tpot=4").reduction.gate("steady_state")
+    streams = kept_busy(1, lambda s: 4.0, chunks=6, ttft_ms=40)
+    gate = reduced(tmp_path, streams, closed=OPENED + 400 * MS).gate("steady_state")
     assert gate.passed is None
     assert "typical requests one after the other, 10 needed" in gate.message
 
 
+# --------------------------------------------------------------------------------------------------------------------
+# real loads
+
+
 def test_rates_have_bounds_where_the_window_is_long_enough(run: Run) -> None:
-    ran = run(at.closed_loop(2, duration_s=1.5), workload=synthetic(input_tokens=4, output_tokens=10))
+    ran = run(at.closed_loop(2, requests=200), workload=synthetic(input_tokens=4, output_tokens=10))
     metrics = {metric.id: metric for metric in ran.reduction.metrics if not metric.stat}
     for name in ("output_throughput", "request_throughput"):
         found = metrics[name]
         assert (found.n, found.confidence) == (20, 0.95)
         assert found.low < found.value < found.high
         assert "20 batch means" in found.note
-    short = run(at.closed_loop(2, requests=6), workload=synthetic(input_tokens=4, output_tokens=10))
+    short = run(
+        at.closed_loop(2, requests=6), workload=synthetic(input_tokens=4, output_tokens=10), model="truth:ttft=100"
+    )
     for found in short.reduction.metrics:
         if found.id in ("output_throughput", "request_throughput"):
             assert (found.low, found.high, found.n) == (None, None, 1)
