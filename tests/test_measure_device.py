@@ -134,13 +134,17 @@ def test_copies_that_did_not_have_their_cores_are_marked() -> None:
 # -- models that deserve it, in real workers --------------------------------------------------------------------------
 
 
+OWN_TIME = Path(__file__).parent / "worker" / "own_time"
+"""Handlers on a clock of their own: what a busy host takes from a worker is in no number."""
+
+
 @pytest.fixture
 def toy(tmp_path: Path) -> Iterator[Callable[..., WorkerModel]]:
     models: list[WorkerModel] = []
 
     def loaded(behaviour: str, **settings: Any) -> WorkerModel:
         spec = toy_model.toy_spec(behaviour=behaviour, **settings)
-        start = toy_model.launch(behaviour, spec.settings["work_us"])
+        start = toy_model.launch(behaviour, spec.settings["work_us"], handlers=OWN_TIME)
         models.append(toy_model.load(spec, tmp_path, partial(processes.spawn, pid_dir=tmp_path / "pids"), start))
         return models[-1]
 
@@ -179,7 +183,6 @@ def test_each_trap_fails_its_gate(toy, behaviour: str, gate: str, how: str) -> N
 
 
 def test_a_queue_of_a_few_calls_is_found_by_short_loops(toy) -> None:
-    # Calls longer than what a busy machine takes from a process at a time: else the queue drains meanwhile.
     model = toy("queued", work_us=20_000)
     long = model.latency(calls=120)
     assert long.escape < 0.05  # the whole loop looks right

@@ -33,13 +33,6 @@ def test_each_call_is_timed_and_the_warm_up_is_not() -> None:
     assert facts["begun_ns"] + sum(durations) <= facts["stopped_ns"] <= facts["ended_ns"]
 
 
-def test_the_transfer_of_a_finished_output_is_no_escape() -> None:
-    slow = pause(20_000)
-    facts, _, _ = loops.latency(pause(200), lambda output: slow(), 10, warmup=1)
-    assert facts["transfer_ns"] >= 20_000_000
-    assert facts["probe_escape_ppm"] < 900_000  # it would be more with the 20 ms in it
-
-
 class Clock:
     """A clock that goes on when it is read or slept on, whatever this host does meanwhile."""
 
@@ -52,6 +45,35 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9)
+
+
+def test_the_transfer_of_a_finished_output_is_no_escape(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(step_ns=1_000)
+    monkeypatch.setattr(loops, "time", clock)
+    facts, durations, _ = loops.latency(lambda: clock.sleep(200e-6), lambda output: clock.sleep(0.02), 10, warmup=1)
+    assert 20_000_000 <= facts["transfer_ns"] <= 20_000_000 + 2 * clock.step_ns
+    assert set(durations) == {200_000 + clock.step_ns}
+    assert facts["probe_escape_ppm"] < 10_000  # it would be 900,000 and more with the 20 ms in it
+
+
+def test_a_queue_of_a_few_calls_shows_in_short_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four calls may wait: of eight calls half is in no timer, of a hundred and twenty a thirtieth."""
+    clock = Clock(step_ns=100)
+    monkeypatch.setattr(loops, "time", clock)
+    done_ns = 0
+
+    def wait(until_ns: int) -> None:
+        clock.now_ns = max(clock.now_ns, until_ns)
+
+    def call() -> None:
+        nonlocal done_ns
+        done_ns = max(clock.now_ns, done_ns) + 2_000_000
+        wait(done_ns - 4 * 2_000_000)
+
+    facts, durations, _ = loops.latency(call, lambda output: wait(done_ns), 120, warmup=2)
+    wall = facts["ended_ns"] - facts["begun_ns"] - facts["transfer_ns"]
+    assert 1 - sum(durations) / wall == pytest.approx(4 / 120, abs=0.001)
+    assert facts["probe_escape_ppm"] / 1e6 == pytest.approx(4 / 8, abs=0.01)
 
 
 def test_a_window_goes_on_until_a_call_has_ended_after_its_close(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,9 +124,13 @@ def test_an_exception_leaves_the_garbage_collector_on() -> None:
     assert gc.isenabled()
 
 
-def test_bookkeeping_is_what_an_empty_loop_takes() -> None:
-    each = loops.bookkeeping_ns(500)
-    assert 0 <= each < 100_000
+def test_bookkeeping_is_what_an_empty_loop_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(step_ns=30)
+    with monkeypatch.context() as patch:
+        patch.setattr(loops, "time", clock)
+        # of three readings a turn, and one more a loop, two are inside the timers
+        assert loops.bookkeeping_ns(500) == pytest.approx(30, rel=0.01)
+    assert loops.bookkeeping_ns(500) >= 0
     durations = array("q", bytes(80))
     begun, stopped, output = loops.spin(lambda: "x", durations)
     assert output == "x"
