@@ -6,24 +6,22 @@ in a worker of its own that ends afterwards. What is compared, and how, is `neur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from neuronbench.accuracy import checks
 from neuronbench.accuracy.compare import Comparison, compare
 from neuronbench.accuracy.measures import Measure
 from neuronbench.accuracy.samples import Answers, Incomparable, Samples, stacked
+from neuronbench.measure_workers import or_logs
 from neuronbench.model import Failure, Gate, Json
 from neuronbench.protocols import CompiledModel, PointFailure
 from neuronbench.receipts.evidence import PART, artifact_hash
-from neuronbench.redaction import redact
 
 if TYPE_CHECKING:
     from neuronbench.records import OpenRecord
     from neuronbench.session import Session
 
-T = TypeVar("T")
 MASK_BATCHES: Final = 8
 """Calls that try the mask, at most; spread over the samples."""
 REFERENCE: Final = "same weights in fp32, not compiled, on this host"
@@ -52,7 +50,7 @@ def accuracy(
         session.progress(f"{point}: {samples.count} samples, the reference in fp32")
         return answers, mask, reference_of(model, samples, protocol)
 
-    answers, mask, wanted = _or_logs(opened, model, logged, ask)
+    answers, mask, wanted = or_logs(opened, model, logged, ask)
     try:
         found = compare(answers, wanted, samples, measure, seed=seed, mask=mask)
     except Incomparable as error:
@@ -120,18 +118,6 @@ def reference_of(model: CompiledModel, samples: Samples, protocol: Mapping[str, 
     parts = [(answer, count) for answer, (_, count) in zip(answers, given, strict=True)]
     outputs = stacked(parts, model.batch_size)
     return Answers(samples=samples.digest, outputs=outputs, protocol=protocol, made_by=REFERENCE)
-
-
-def _or_logs(opened: OpenRecord, model: Any, since: Mapping[Path, int], step: Callable[[], T]) -> T:
-    """`step()`; when the model fails in it, what its workers said since then becomes part of the receipt."""
-    from neuronbench.worker.compiled import said_in
-
-    try:
-        return step()
-    except PointFailure:
-        for name, text in said_in(model, since).items():
-            (opened.folder / name).write_text(redact(text), encoding="utf-8")
-        raise
 
 
 __all__ = ["accuracy", "answers_of", "protocol_of", "reference_of"]

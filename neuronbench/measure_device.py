@@ -1,18 +1,8 @@
-"""Measuring a compiled model: timed loops in its workers, what they mean, and whether they can be believed.
+"""Measuring a compiled model: timed loops in its workers, and what they mean.
 
 Before the loops the model is asked for answers (are they finite, does padding leave them alone); the loops run inside
-the workers while this process only waits; afterwards come the numbers, the gates and the table of all calls.
-
-Gates, of severity `invalid` but for the last:
-
-| id | fails when |
-|---|---|
-| `timer_escapes_device` | more than 5 % of the wall of a loop, last output on the host, was seen by no timer |
-| `implausible` | a call was faster than the device can be, or the rate of all workers higher |
-| `non_finite_output` | an answer has NaN or infinity in it |
-| `mask_ignored` | answers for real tokens change with the tokens in the padding |
-| `window_covered` | a worker did not call from the window's opening to its end |
-| `cores_contended` | (provisional) copies on the host's cores had less than 90 % of them |
+the workers while this process only waits; afterwards come the numbers, the gates (`measure_gates`) and the table of all
+calls.
 """
 
 from __future__ import annotations
@@ -20,15 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench import measure_items, stats
 from neuronbench.definitions import metric
 from neuronbench.epoch import clock_epoch
+from neuronbench.measure_gates import contention_gate, finite_gate, mask_gate, run_gates
+from neuronbench.measure_workers import default_samplers, or_logs, record_workers
 from neuronbench.model import Gate, Metric
-from neuronbench.protocols import CompiledModel, Floor, PointFailure, Resource, SamplerSpec
-from neuronbench.redaction import redact
+from neuronbench.protocols import CompiledModel
 from neuronbench.telemetry.request import TelemetryRequest
 
 if TYPE_CHECKING:
@@ -37,18 +27,7 @@ if TYPE_CHECKING:
     from neuronbench.telemetry.recorder import Telemetry
     from neuronbench.worker.runs import Run
 
-ESCAPE_LIMIT: Final = 0.05
-PROBE_LIMIT: Final = 0.25
-"""The same for loops of a few calls, where the loop's ends weigh more; a queue of calls in flight fills most of it."""
-MASK_LIMIT: Final = {"float32": 1e-3, "float64": 1e-3}
-MASK_LIMIT_SHORT: Final = 2e-2
-"""For outputs of models with 16-bit arithmetic."""
-SAMPLE_PERIOD_S: Final = 0.25
-BUSY_SHARE: Final = 0.9
-"""Share of its core that a copy on the host's own cores has to have had."""
 PERCENTILES: Final = (0.5, 0.9, 0.99)
-WORKER: Final = "worker"
-"""Sampler of the workers' process trees."""
 TABLE: Final = "calls.parquet"
 
 
@@ -143,20 +122,6 @@ def _measure(
     return Timed(metrics={each.key: each for each in metrics}, gates=gates, run=run)
 
 
-def or_logs(opened: OpenRecord, model: Resource, since: Mapping[Path, int], step: Callable[[], Any]) -> Any:
-    """`step()`; when the model (or trainer) fails in it, what its workers said since becomes part of the receipt."""
-    from neuronbench.failures import read_log
-
-    try:
-        return step()
-    except PointFailure as error:
-        for path in model.logs:
-            text = read_log(path, start=since.get(path, 0))
-            if path.name == error.failure.log or text.strip():
-                (opened.folder / path.name).write_text(redact(text), encoding="utf-8")
-        raise
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # numbers
 
@@ -246,154 +211,7 @@ def agreement(opened: OpenRecord, model: CompiledModel, inputs: Mapping[str, Any
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# gates
-
-
-def run_gates(run: Run, model: CompiledModel) -> list[Gate]:
-    """What the loops themselves tell."""
-    least_ms = float(run.durations_ms().min(initial=float("inf")))
-    gates = [escape_gate(run), floor_gate(least_ms, model.floor)]
-    if run.window_ns is not None:
-        gates.append(_cover_gate(run))
-    return gates
-
-
-def escape_gate(run: Run) -> Gate:
-    """The timers' sum against the wall of the loop up to the last output on the host; whole loop and short ones."""
-    probe = run.probe_escape
-    if run.escape <= ESCAPE_LIMIT and probe is not None and probe > PROBE_LIMIT:
-        return escape_verdict(probe, PROBE_LIMIT, "loops of a few calls")
-    return escape_verdict(run.escape, ESCAPE_LIMIT, "the loop")
-
-
-def escape_verdict(share: float, limit: float, over: str) -> Gate:
-    """The gate for a share of the wall that no timer saw."""
-    passed = share <= limit
-    why = f"{share:.0%} of the wall of {over} was seen by no timer: calls return before the device is done"
-    return Gate(
-        id="timer_escapes_device",
-        passed=passed,
-        observed=round(share, 6),
-        limit=limit,
-        unit="share",
-        message="" if passed else why,
-    )
-
-
-def floor_gate(least_ms: float, floor: Floor) -> Gate:
-    """No call is faster than launching it, or than its operations take at the peak of its cores."""
-    limit_ms = 1e3 * floor.seconds
-    if not limit_ms or least_ms == float("inf"):
-        why = "no floor is known for this model" if not limit_ms else "no call ended inside the window"
-        return Gate(id="implausible", passed=None, unit="ms", message=why)
-    passed = least_ms >= limit_ms
-    why = (
-        f"a call took {least_ms:.4g} ms, none can take less than {limit_ms:.4g} ms "
-        f"({floor.flops_per_call:.3g} operations; {floor.source or f'launch {floor.launch_us:g} µs'})"
-    )
-    return Gate(
-        id="implausible",
-        passed=passed,
-        observed=round(least_ms, 6),
-        limit=round(limit_ms, 6),
-        unit="ms",
-        message="" if passed else why,
-    )
-
-
-def _cover_gate(run: Run) -> Gate:
-    start, end = run.span_ns
-    late_ms = max((loop.begun_ns - start) / 1e6 for loop in run.loops)
-    early_ms = max((end - loop.stopped_ns) / 1e6 for loop in run.loops)
-    missing_ms = max(late_ms, early_ms, 0.0)
-    why = f"a worker began {late_ms:.0f} ms after the window had opened" if late_ms > 0 else ""
-    why = why or f"a worker's calls ended {early_ms:.0f} ms before the window closed"
-    return Gate(
-        id="window_covered",
-        passed=missing_ms == 0,
-        observed=round(missing_ms, 3),
-        limit=0,
-        unit="ms",
-        message=why if missing_ms else "",
-    )
-
-
-def finite_gate(answers: Sequence[Mapping[str, Any]]) -> Gate:
-    """No NaN and no infinity in any output: of the first answer, and of each loop's last."""
-    import numpy as np
-
-    wrong: dict[str, int] = {}
-    for answer in answers:
-        for name, values in answer.items():
-            if np.issubdtype(values.dtype, np.inexact):
-                wrong[name] = wrong.get(name, 0) + int((~np.isfinite(values)).sum())
-    total = sum(wrong.values())
-    each = ", ".join(f"{name} {count}" for name, count in wrong.items() if count)
-    return Gate(
-        id="non_finite_output",
-        passed=total == 0,
-        observed=total,
-        limit=0,
-        unit="values",
-        message=f"NaN or infinity in {len(answers)} answers: {each} values" if total else "",
-    )
-
-
-def mask_gate(model: CompiledModel) -> Gate:
-    """The answers for real tokens do not depend on what stands in the padding."""
-    ask = getattr(model, "mask_error", None)
-    found = ask() if callable(ask) else None
-    if found is None:
-        return Gate(id="mask_ignored", passed=None, severity="invalid", message="the model has no attention mask")
-    limit = MASK_LIMIT.get(str(model.spec.settings.get("dtype", "float32")), MASK_LIMIT_SHORT)
-    passed = found <= limit
-    return Gate(
-        id="mask_ignored",
-        passed=passed,
-        observed=found,
-        limit=limit,
-        unit="share",
-        message=""
-        if passed
-        else f"other tokens in the padding change the answers by {found:.2g} of their largest value",
-    )
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# telemetry and tables
-
-
-def default_samplers(model: Resource) -> list[SamplerSpec]:
-    """The host, and the workers' process trees."""
-    samplers = [SamplerSpec(name="host", target="neuronbench.telemetry.host:Host", period_s=SAMPLE_PERIOD_S)]
-    if model.pids():
-        samplers.append(
-            SamplerSpec(
-                name=WORKER,
-                target="neuronbench.telemetry.process_tree:ProcessTree",
-                options={"pids": list(model.pids())},
-                period_s=SAMPLE_PERIOD_S,
-            )
-        )
-    return samplers
-
-
-def contention_gate(busy_pct: float | None, run: Run) -> Gate | None:
-    """Copies that compute on a core of their own have to have it: what is missing, something else on the host took.
-
-    None for copies of several cores, whose threads wait for each other.
-    """
-    if any(cores is None or len(cores) != 1 for cores in run.cores.values()):
-        return None
-    share = None if busy_pct is None else round(busy_pct / (100 * len(run.loops)), 4)
-    passed = None if share is None else share >= BUSY_SHARE
-    why = "the workers' CPU was not sampled inside the window"
-    if share is not None:
-        why = "" if passed else f"the copies had {share:.0%} of their cores: other processes took the rest; end them"
-    return Gate(
-        id="cores_contended", passed=passed, observed=share, limit=BUSY_SHARE, unit="share", severity="provisional",
-        message=why,
-    )  # fmt: skip
+# telemetry and the table of calls
 
 
 def _record_telemetry(opened: OpenRecord, run: Run, model: CompiledModel, sampled: Telemetry) -> None:
@@ -406,39 +224,6 @@ def _record_telemetry(opened: OpenRecord, run: Run, model: CompiledModel, sample
     contended = contention_gate(cpu, run) if getattr(model, "host_bound", False) else None
     if contended is not None:
         record.gate(contended)
-
-
-def record_workers(
-    opened: OpenRecord,
-    span_ns: tuple[int, int],
-    sampled: Telemetry,
-    *,
-    execution_s: float | None = None,
-    device_ns: tuple[int, int] | None = None,
-) -> float | None:
-    """CPU and memory of the workers' process trees within `span_ns`, whether they were sampled there, and what the
-    accelerator's monitor saw: within `device_ns` where that is another span, `execution_s` as it takes it.
-
-    Returns their mean CPU in % of one core; None without a sample.
-    """
-    from neuronbench.telemetry.accelerator import accelerator
-    from neuronbench.telemetry.summary import telemetry_gate
-
-    record = opened.record
-    start, end = span_ns
-    window = sampled.window(start, end)
-    cpu, rss = f"{WORKER}/cpu_percent", f"{WORKER}/rss_bytes"
-    peak = window.max(rss)
-    none = "no sample of the workers' processes inside the window"
-    found = [
-        metric("worker_cpu", window.mean(cpu), stat="mean", n=window.n(cpu), note="" if window.n(cpu) else none),
-        metric("worker_rss", None if peak is None else peak / (1 << 20), stat="max", n=window.n(rss),
-               note="" if peak is not None else none),
-    ]  # fmt: skip
-    of_device, gates = accelerator(sampled, *(device_ns or span_ns), execution_s=execution_s)
-    record.add(*(each for each in (*found, *of_device) if each.key not in record.metrics))
-    record.gate(telemetry_gate(sampled, start, end), *gates)
-    return window.mean(cpu)
 
 
 def _write_calls(opened: OpenRecord, run: Run) -> None:

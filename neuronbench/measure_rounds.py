@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from neuronbench import measure_device, stats
+from neuronbench import stats
 from neuronbench.definitions import metric
+from neuronbench.measure_device import PERCENTILES
+from neuronbench.measure_gates import ESCAPE_LIMIT, escape_verdict, finite_gate, floor_gate, mask_gate
 from neuronbench.model import Gate
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def record(opened: OpenRecord, rounds: Any, model: Any) -> None:
     id = "call_time" if model is None else "latency"
     said = "timed by pytest-benchmark" + (f", rounds of {iterations} iterations" if iterations > 1 else "")
     metrics = []
-    for p in measure_device.PERCENTILES:
+    for p in PERCENTILES:
         found = stats.quantile(durations, p)
         confidence = stats.CONFIDENCE if found.low is not None or found.high is not None else None
         metrics.append(
@@ -68,11 +70,11 @@ def _write_rounds(opened: OpenRecord, seconds: Any) -> None:
 def _gates(least_ms: float, model: Any) -> list[Gate]:
     """Those of a loop, as far as single calls have them."""
     gates = [
-        measure_device.floor_gate(least_ms, model.floor),
-        measure_device.finite_gate([model.last_outputs()]),
-        measure_device.mask_gate(model),
+        floor_gate(least_ms, model.floor),
+        finite_gate([model.last_outputs()]),
+        mask_gate(model),
     ]
     escaped = model.single_calls_escape()
     if escaped is not None:
-        gates.append(measure_device.escape_verdict(escaped, measure_device.ESCAPE_LIMIT, "single calls"))
+        gates.append(escape_verdict(escaped, ESCAPE_LIMIT, "single calls"))
     return gates

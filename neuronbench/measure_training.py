@@ -20,8 +20,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from neuronbench.definitions import metric
 from neuronbench.epoch import clock_epoch
-from neuronbench.measure_device import WORKER, default_samplers, or_logs, record_workers
 from neuronbench.measure_serving import host_contention
+from neuronbench.measure_workers import WORKER, default_samplers, or_logs, record_workers
 from neuronbench.model import Failure, Gate, Json, Metric
 from neuronbench.protocols import Peak, PointFailure, Trainer
 from neuronbench.telemetry.request import TelemetryRequest

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuronbench import measure_device, processes
+from neuronbench import measure_device, measure_gates, processes
 from neuronbench.model import Gate
 from neuronbench.protocols import Floor
 from neuronbench.testing import toy_model
@@ -81,21 +81,21 @@ def test_an_empty_window_has_no_rate_and_says_why() -> None:
 
 @pytest.mark.parametrize(("late_ms", "passed"), [(0.0, True), (4.9, True), (5.6, False), (500.0, False)])
 def test_five_percent_of_the_wall_may_escape_the_timers(late_ms: float, passed: bool) -> None:
-    gate = measure_device.escape_gate(run(loop([1.0] * 100, late_ms=late_ms)))
+    gate = measure_gates.escape_gate(run(loop([1.0] * 100, late_ms=late_ms)))
     assert (gate.id, gate.passed, gate.limit) == ("timer_escapes_device", passed, 0.05)
     assert gate.observed == pytest.approx(late_ms / (100 + late_ms), abs=1e-5)
     assert bool(gate.message) is not passed
 
 
 def test_one_worker_that_escapes_is_enough() -> None:
-    assert measure_device.escape_gate(run(loop([1.0] * 9), loop([1.0] * 9, worker=1, late_ms=9))).passed is False
+    assert measure_gates.escape_gate(run(loop([1.0] * 9), loop([1.0] * 9, worker=1, late_ms=9))).passed is False
 
 
 def test_short_loops_tell_of_a_queue_that_a_long_loop_hides() -> None:
-    gate = measure_device.escape_gate(run(loop([1.0] * 1000, late_ms=4, probe_escape=0.5)))
+    gate = measure_gates.escape_gate(run(loop([1.0] * 1000, late_ms=4, probe_escape=0.5)))
     assert gate.passed is False
-    assert gate.limit == measure_device.PROBE_LIMIT
-    assert measure_device.escape_gate(run(loop([1.0] * 1000, late_ms=4, probe_escape=0.1))).passed is True
+    assert gate.limit == measure_gates.PROBE_LIMIT
+    assert measure_gates.escape_gate(run(loop([1.0] * 1000, late_ms=4, probe_escape=0.1))).passed is True
 
 
 def test_the_floor_is_the_launch_or_the_operations_at_the_peak() -> None:
@@ -103,32 +103,32 @@ def test_the_floor_is_the_launch_or_the_operations_at_the_peak() -> None:
     assert Floor(launch_us=20, flops_per_call=1e9, peak_flops=1e12).seconds == 1e-3
     assert Floor(flops_per_call=1e9).seconds == 0  # no peak, no bound
     floor = Floor(flops_per_call=1e9, peak_flops=1e12, source="a data sheet of 2026")
-    gate = measure_device.floor_gate(0.99, floor)
+    gate = measure_gates.floor_gate(0.99, floor)
     assert (gate.id, gate.passed, gate.limit) == ("implausible", False, 1.0)
     assert "a data sheet of 2026" in gate.message
-    assert measure_device.floor_gate(1.0, floor).passed is True
-    assert measure_device.floor_gate(1.0, Floor()).passed is None
+    assert measure_gates.floor_gate(1.0, floor).passed is True
+    assert measure_gates.floor_gate(1.0, Floor()).passed is None
 
 
 def test_a_worker_that_began_after_the_window_opened_is_marked() -> None:
     late = run(loop([1.0] * 9), loop([1.0] * 9, worker=1, begun_ms=3), window_ms=(2, 8))
-    assert measure_device._cover_gate(late).passed is False
-    assert measure_device._cover_gate(run(loop([1.0] * 9), window_ms=(2, 12))).passed is False
-    assert measure_device._cover_gate(run(loop([1.0] * 9), window_ms=(2, 8))).passed is True
+    assert measure_gates.cover_gate(late).passed is False
+    assert measure_gates.cover_gate(run(loop([1.0] * 9), window_ms=(2, 12))).passed is False
+    assert measure_gates.cover_gate(run(loop([1.0] * 9), window_ms=(2, 8))).passed is True
 
 
 def test_copies_that_did_not_have_their_cores_are_marked() -> None:
     two = dataclasses.replace(run(loop([1.0] * 9), loop([1.0] * 9, worker=1)), cores={0: [0], 1: [1]})
-    gate = measure_device.contention_gate(150.0, two)
+    gate = measure_gates.contention_gate(150.0, two)
     assert gate is not None
     assert (gate.passed, gate.severity, gate.observed) == (False, "provisional", 0.75)
     assert "75%" in gate.message
     for busy_pct, passed in ((199.0, True), (None, None)):
-        gate = measure_device.contention_gate(busy_pct, two)
+        gate = measure_gates.contention_gate(busy_pct, two)
         assert gate is not None
         assert gate.passed is passed
-    assert measure_device.contention_gate(10.0, dataclasses.replace(two, cores={0: [0, 1]})) is None
-    assert measure_device.contention_gate(10.0, dataclasses.replace(two, cores={0: None})) is None
+    assert measure_gates.contention_gate(10.0, dataclasses.replace(two, cores={0: [0, 1]})) is None
+    assert measure_gates.contention_gate(10.0, dataclasses.replace(two, cores={0: None})) is None
 
 
 # -- models that deserve it, in real workers --------------------------------------------------------------------------
@@ -157,9 +157,9 @@ def gates_of(model: WorkerModel, how: str) -> dict[str, Gate]:
     first = model.outputs()
     result = model.latency(calls=100) if how == "latency" else model.throughput(seconds=0.3, workers=1)
     gates = [
-        *measure_device.run_gates(result, model),
-        measure_device.finite_gate([first, model.last_outputs()]),
-        measure_device.mask_gate(model),
+        *measure_gates.run_gates(result, model),
+        measure_gates.finite_gate([first, model.last_outputs()]),
+        measure_gates.mask_gate(model),
     ]
     return {gate.id: gate for gate in gates}
 
@@ -186,7 +186,7 @@ def test_a_queue_of_a_few_calls_is_found_by_short_loops(toy) -> None:
     model = toy("queued", work_us=20_000)
     long = model.latency(calls=120)
     assert long.escape < 0.05  # the whole loop looks right
-    gate = measure_device.escape_gate(long)
+    gate = measure_gates.escape_gate(long)
     assert gate.passed is False
     assert "a few calls" in gate.message
 

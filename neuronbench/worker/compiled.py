@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from neuronbench import failures
 from neuronbench.model import Failure, Json, Metric, ResourceSpec
 from neuronbench.protocols import Floor, InputSpec
 from neuronbench.worker import batches
@@ -349,14 +348,8 @@ class WorkerModel:
         return self._workers[index].finish(deadline_s=deadline_s)
 
 
-def said_in(model: Any, since: Mapping[Path, int]) -> dict[str, str]:
-    """What the workers of `model` have logged since the log sizes in `since`: log name → text."""
-    found = {path.name: failures.read_log(path, start=since.get(path, 0)) for path in model.logs}
-    return {name: text for name, text in found.items() if text.strip()}
-
-
 def _arrays(reply: Reply) -> Arrays:
     return {name: tensor.numpy() for name, tensor in reply.tensors.items()}
 
 
-__all__ = ["COMMON_HANDLERS", "Called", "Plan", "WorkerModel", "said_in", "start_copy"]
+__all__ = ["COMMON_HANDLERS", "Called", "Plan", "WorkerModel", "start_copy"]

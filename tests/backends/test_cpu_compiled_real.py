@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuronbench import accuracy, artifacts, config, measure_accuracy, measure_device, processes
+from neuronbench import accuracy, artifacts, config, measure_accuracy, measure_gates, processes
 from neuronbench.backends.cpu import compiled
 from neuronbench.model import FrozenMap, Point, ResourceSpec
 from neuronbench.plugins import Plugins
@@ -106,7 +106,7 @@ def test_its_outputs_are_those_of_the_reference_and_it_minds_its_mask(minilm: Wo
     error = minilm.mask_error()
     assert error is not None
     assert error < 1e-4
-    assert measure_device.finite_gate([answers]).passed is True
+    assert measure_gates.finite_gate([answers]).passed is True
 
 
 SENTENCES = (
@@ -143,7 +143,7 @@ def test_its_tokenizer_works_in_the_stack_and_it_finds_what_means_the_same(minil
 
 def test_its_loops_pass_the_gates(minilm: WorkerModel) -> None:
     run = minilm.latency(calls=20, warmup=2)
-    gates = {gate.id: gate for gate in measure_device.run_gates(run, minilm)}
+    gates = {gate.id: gate for gate in measure_gates.run_gates(run, minilm)}
     assert gates["implausible"].passed is True
     assert gates["timer_escapes_device"].passed is True
     copies = minilm.throughput(seconds=1.0)

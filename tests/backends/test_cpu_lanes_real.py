@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuronbench import config, grid, measure_device, measure_items, processes
+from neuronbench import config, grid, measure_device, measure_gates, measure_items, processes
 from neuronbench.model import Point, ResourceSpec
 from neuronbench.plugins import Plugins
 from neuronbench.protocols import BootContext
@@ -142,7 +142,7 @@ def test_t5_compiled_generates_what_the_reference_generates(t5: WorkerModel) -> 
 
 def test_its_loops_pass_the_gates_and_give_tokens(t5: WorkerModel) -> None:
     run = t5.latency(calls=20, warmup=2)
-    assert {gate.id: gate.passed for gate in measure_device.run_gates(run, t5)} == {
+    assert {gate.id: gate.passed for gate in measure_gates.run_gates(run, t5)} == {
         "timer_escapes_device": True, "implausible": True,
     }  # fmt: skip
     measured = measure_device.latency_metrics(run)

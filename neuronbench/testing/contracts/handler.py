@@ -130,7 +130,7 @@ class HandlerContract:
     def test_its_timer_sees_the_whole_call(self, model: WorkerModel) -> None:
         """A call that returns before the device is done needs a barrier (`synchronize`): what a timer does not see is
         no time, and the study that started this project published such times."""
-        from neuronbench.measure_device import run_gates
+        from neuronbench.measure_gates import run_gates
 
         model.use(model.batch())
         held: Any = model
