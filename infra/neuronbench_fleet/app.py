@@ -16,6 +16,7 @@ from neuronbench_fleet.errors import EXIT_HELP
 
 if TYPE_CHECKING:
     from neuronbench_fleet.aws import Aws, Call
+    from neuronbench_fleet.deployment import Deployment
 
 HELP: Final = f"""Boxes on AWS: start them, run benchmarks on them, fetch what they measured, end them.
 
@@ -38,7 +39,7 @@ _COMMANDS: Final = {
     "run": "Run benchmarks on the boxes, supervised, also when this machine goes away.",
     "logs": "What a run prints.",
     "pull": "Fetch receipts, the same bytes.",
-    "stop": "Stop the boxes; the disks stay.",
+    "stop": "Stop the boxes (the disks stay), or cancel a run.",
     "down": "End the boxes, and check that nothing is left.",
 }
 """Each is the function of that name in `neuronbench_fleet.commands.NAME`."""
@@ -92,6 +93,7 @@ def connect(
     In a dry run every call is printed: on standard output, or on standard error where that is JSON.
     """
     from neuronbench_fleet.aws import Aws
+    from neuronbench_fleet.checks import checked_region
 
     def heard(call: Call) -> None:
         if dry_run:
@@ -100,4 +102,16 @@ def connect(
         elif verbose:
             host.complain(f"call {call.line()}")
 
-    return Aws(region=region, profile=profile, dry_run=dry_run, on_call=heard, on_retry=host.complain)
+    return Aws(region=checked_region(region), profile=profile, dry_run=dry_run, on_call=heard, on_retry=host.complain)
+
+
+def reach(
+    deployment: str | None, region: str | None, profile: str | None, *, dry_run: bool = False, verbose: bool = False,
+    as_json: bool = False,
+) -> tuple[Aws, Deployment]:  # fmt: skip
+    """AWS as by `connect`, and the deployment that a command was told of. Raises `FleetError`."""
+    from neuronbench_fleet.deployment import deployment_name, find_deployment
+
+    name = deployment_name(deployment)  # a name that cannot be one needs no call
+    aws = connect(region=region, profile=profile, dry_run=dry_run, verbose=verbose, as_json=as_json)
+    return aws, find_deployment(aws, name)

@@ -116,6 +116,13 @@ def make(root: Path, target: Path, *, require_clean: bool = False, results: Path
     )  # fmt: skip
 
 
+def shipped(root: Path, results: Path | None = None) -> list[str]:
+    """Names of the files that `make` would pack, as far as names tell. Raises `FleetError`."""
+    root = root.resolve()
+    names = _names(root, "" if results is None else _inside(root, results))
+    return [name for name in names if not _secret(name) and (root / name).is_file()]
+
+
 def describe(bundle: Bundle) -> Iterator[str]:
     """What a person should know before it is sent, line by line."""
     commit = bundle.commit[:12] or "none"

@@ -9,7 +9,7 @@ from typing import Final
 
 from neuronbench.catalog.instances import instance_of
 from neuronbench_fleet.aws import Aws
-from neuronbench_fleet.costs import Rate, hours_for, period, published_rate, spot_rates, told_rate
+from neuronbench_fleet.costs import Rate, hours_for, period, published_rate, rate_text, spot_rates, told_rate
 from neuronbench_fleet.deployment import BoxKind, Deployment
 from neuronbench_fleet.errors import FleetError, UsageError
 
@@ -71,7 +71,7 @@ class Candidate:
         """For people."""
         if self.purchase == "block":
             return "price by offer"
-        return "price unknown" if self.rate is None else str(self.rate)
+        return rate_text(self.rate)
 
 
 def zones_of(aws: Aws, deployment: Deployment) -> dict[str, str]:

@@ -13,6 +13,8 @@ from neuronbench.catalog.instances import LIFE_CYCLES, price_of
 from neuronbench_fleet.aws import Aws
 from neuronbench_fleet.errors import UsageError
 
+UNKNOWN: Final = "price unknown"
+"""Where a figure would stand."""
 LIFE_CYCLE: Final = {"on-demand": "on-demand", "spot": "spot", "block": "capacity-block"}
 """Way of buying here → `instance-life-cycle` of EC2."""
 _LONGEST: Final = 256
@@ -33,7 +35,7 @@ class Rate:
         return _UNTAGGABLE.sub(" ", f"{self.usd_per_hour:g} {self.date} {self.source}")[:_LONGEST].strip()
 
     def __str__(self) -> str:
-        return f"{self.usd_per_hour:g} USD/h ({self.date}, {self.source})"
+        return f"{self.usd_per_hour:g} USD/h without disks ({self.date}, {self.source})"
 
 
 def told_rate(usd_per_hour: float) -> Rate:
@@ -90,10 +92,32 @@ def spent_usd(rate: Rate | None, hours: float) -> float | None:
 
 
 def money(usd: float | None) -> str:
-    """For people."""
+    """A figure for people."""
     if usd is None:
-        return "price unknown"
+        return UNKNOWN
     return "under 0.01 USD" if 0 < usd < 0.005 else f"{usd:,.2f} USD"
+
+
+def rate_text(rate: Rate | None) -> str:
+    """A price for people."""
+    return UNKNOWN if rate is None else str(rate)
+
+
+def cost_text(usd: float | None, *, boxes: int = 1, unpriced: int = 0, what: str = "cost so far") -> str:
+    """What `boxes` boxes cost, as part of a sentence, and what that leaves out.
+
+    `usd`: None where no price is known; `unpriced`: how many boxes there are whose price is not.
+    """
+    if usd is None:
+        return f"{what} not known, as {'its price is' if boxes == 1 else 'their prices are'} unknown"
+    more = f", and without {some(unpriced, 'box')} of unknown price" if unpriced else ""
+    return f"{what} {money(usd)} (without disks{more})"
+
+
+def some(count: int, what: str) -> str:
+    """`1 box`, `2 boxes`."""
+    plural = f"{what}es" if what.endswith("x") else f"{what}s"
+    return f"{count} {what if count == 1 else plural}"
 
 
 def seconds_of(told: str) -> float:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from neuronbench_fleet.aws import Aws
-from neuronbench_fleet.errors import AwsError, FleetError
+from neuronbench_fleet.errors import AwsError, FleetError, UsageError
 
 ENVIRONMENT: Final = "NEURONBENCH_DEPLOYMENT"
 DEFAULT: Final = "neuronbench"
 KINDS: Final = ("trn1", "trn2", "inf2")
 _VERSION: Final = 1
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,30}[a-z0-9]")
+"""What the CDK application takes for one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +57,14 @@ class Tracking:
 
 
 def deployment_name(told: str | None) -> str:
-    """`told`, else NEURONBENCH_DEPLOYMENT, else `neuronbench`."""
-    return told or os.environ.get(ENVIRONMENT) or DEFAULT
+    """`told`, else NEURONBENCH_DEPLOYMENT, else `neuronbench`. Raises `UsageError` for one that cannot be its name."""
+    name = told or os.environ.get(ENVIRONMENT) or DEFAULT
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{'--deployment' if told else ENVIRONMENT}: expected 2 to 32 lower-case letters, digits, hyphens; found"
+            f" {name!r}"
+        )
+    return name
 
 
 def find_deployment(aws: Aws, name: str) -> Deployment:

@@ -20,6 +20,7 @@ from neuronbench_fleet.boxes import (
     terminate,
     wait_for,
 )
+from neuronbench_fleet.costs import some
 from neuronbench_fleet.deployment import Deployment
 from neuronbench_fleet.errors import AwsError, FleetError
 from neuronbench_fleet.running import RunState, runs_on
@@ -145,4 +146,5 @@ def _going_on(state: RunState, box_state: str) -> str:
 
 
 def _waiting(state: RunState) -> str:
-    return f"{state.unfetched} receipts of {state.run} are in the bucket and not here"
+    is_there = "is" if state.unfetched == 1 else "are"
+    return f"{some(state.unfetched, 'receipt')} of {state.run} {is_there} in the bucket and not here"

@@ -13,6 +13,7 @@ from neuronbench.weights import StoreError
 from neuronbench.weights.s3 import S3Blobs
 from neuronbench_fleet import boxes
 from neuronbench_fleet.aws import Aws
+from neuronbench_fleet.costs import some
 from neuronbench_fleet.errors import TRANSIENT, AwsError
 from neuronbench_fleet.remote.keys import receipts_prefix
 from neuronbench_fleet.runs import BOX_LOST, HASH_MISMATCH, Asked, exit_status, pause
@@ -201,4 +202,5 @@ def _nowhere(aws: Aws, asked: Asked) -> str:
 
 def _progress(event: Mapping[str, Any]) -> str:
     line = str(event.get("line") or "")
-    return f"{so_far(event)}; {event.get('receipts')} receipts, {event.get('shipped')} in the bucket  {line}".rstrip()
+    count = some(int(event.get("receipts") or 0), "receipt")
+    return f"{so_far(event)}; {count}, {event.get('shipped')} in the bucket  {line}".rstrip()

@@ -28,6 +28,8 @@ class RunState:
     box: str
     """The one whose agent was started last."""
     finished: bool
+    reason: str
+    """Of one that is finished: what has ended it (`cancelled`, `limit`, `expiry`); empty where pytest did by itself."""
     last: str
     """Its last event, for people."""
     last_at: dt.datetime | None
@@ -58,8 +60,8 @@ def runs_on(aws: Aws, deployment: Deployment, fleet: str, boxes: Collection[str]
 
 
 def at_work(states: Sequence[RunState]) -> dict[str, str]:
-    """Box → what it is at, for people."""
-    return {state.box: f"{state.run}: {state.last}" for state in states}
+    """Box → what it is at, for people; where nothing goes on, how its last run ended."""
+    return {state.box: f"{state.run}: {state.last}" for state in sorted(states, key=lambda one: not one.finished)}
 
 
 def idle_s(states: Sequence[RunState], launched: Mapping[str, dt.datetime], now: dt.datetime) -> dict[str, float]:
@@ -90,9 +92,12 @@ def _state(store: Blobs, run: str, boxes: Collection[str], receipts: Path) -> Ru
                 last, box = event, piece.box
     if not box:
         return None
+    finished = last.get("kind") == "finished"
     text = " ".join(str(last.get("text") or "").split())[:60]
+    if finished and not text and last.get("exit_code") is not None:
+        text = f"exit status {last['exit_code']}"
     return RunState(
-        run=run, box=box, finished=last.get("kind") == "finished",
+        run=run, box=box, finished=finished, reason=str(last.get("reason") or "") if finished else "",
         last=f"{last.get('kind')}{f' ({text})' if text else ''}", last_at=_instant(last.get("at")),
         unfetched=_unfetched(store, run, receipts),
     )  # fmt: skip

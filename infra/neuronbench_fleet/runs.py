@@ -37,11 +37,8 @@ FORMAT: Final = 1
 BOX_LOST, HASH_MISMATCH = 7, 8
 PYTEST_OFFSET: Final = 10
 """Added to pytest's own status from 2 on, which would else be taken for one of the fleet commands."""
-RUN_EXIT_HELP: Final = (
-    "Exit status of a run: pytest's 0 and 1; 12 interrupted, 13 internal error, 14 wrong usage, 15 no benchmarks (10 +"
-    f" pytest's own); 4 a limit of the run was reached; {BOX_LOST} the box is lost or stopped, and the run goes on with"
-    f" --run; {HASH_MISMATCH} code or a receipt is not what it should be."
-)
+CANCELLED: Final = PYTEST_OFFSET + 2
+"""As what pytest itself ends with when it is interrupted."""
 _RUN_STAMP: Final = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}")
 _LOOKED_AT: Final = 10
 """Latest runs of a fleet of which the youngest is looked for."""
@@ -95,6 +92,12 @@ def check_run_id(run: str) -> None:
     """Raise `UsageError` for a name that cannot be a run's."""
     if not RUN_ID.fullmatch(run):
         raise UsageError(f"run {run!r}: expected lower-case letters, digits and hyphens, 63 at most")
+
+
+def check_named(named: str) -> None:
+    """Raise `UsageError` for a name that can be neither a run's nor a fleet's."""
+    if not RUN_ID.fullmatch(named):
+        boxes.checked_name(named)
 
 
 def check_size(pytest_args: Sequence[str], environment: Mapping[str, str], setup: str) -> None:
@@ -239,29 +242,55 @@ def start_on(aws: Aws, deployment: Deployment, asked: Asked, box: Box, *, progre
 
     Raises `FleetError` with the end of the box's own words when it does not start.
     """
-    _await_online(aws, box, progress)
+    await_online(aws, box, progress)
     _mark(aws, box, asked)
     url = aws.presigned(deployment.bucket, str(asked.code["key"]), expires_s=_URL_S)
     script = bootstrap.script(
         order_for(asked, deployment, box), sha256=str(asked.code["sha256"]), url=url, setup=asked.setup,
         python=asked.python, pace=1 if aws.pace.shortened(1.0) else 0,
     )  # fmt: skip
-    answer = aws.call(
-        "ssm", "send_command", InstanceIds=[box.id], DocumentName="AWS-RunShellScript", TimeoutSeconds=600,
-        Comment=f"neuronbench run {asked.run}"[:100],
-        Parameters={"commands": script.splitlines(), "executionTimeout": [str(_SETUP_S)]},
-    )  # fmt: skip
-    if aws.dry_run:
-        return ""
     try:
-        return _await_command(aws, str(answer["Command"]["CommandId"]), box, progress)
-    except FleetError as error:
+        return execute(
+            aws, box, script, comment=f"neuronbench run {asked.run}", limit_s=_SETUP_S, progress=progress,
+            doing="the code is set up",
+        )  # fmt: skip
+    except ScriptFailed as error:
         # refused, for another run has the box: what it was to do at its end must not be ours
-        for run in _OTHER_RUN.findall(error.message) if error.kind == "conflict" else ():
+        for run in _OTHER_RUN.findall(error.said) if error.code == bootstrap.EXIT_BUSY else ():
             other = read_asked(bucket_of(aws, deployment), run)
             if other is not None:
                 _mark(aws, box, other)
-        raise
+        raise FleetError(
+            f"the run was not started on {box.id} {error}",
+            status=HASH_MISMATCH if error.code == bootstrap.EXIT_HASH else None,
+            kind="conflict" if error.code == bootstrap.EXIT_BUSY else "failed",
+            remedy=_REMEDIES.get(error.code, _LOOK),
+        ) from None
+
+
+class ScriptFailed(Exception):
+    """A script on a box that did not end well. Its text is the command, how that ended, and its last words."""
+
+    def __init__(self, command: str, status: str, code: int, stdout: str, stderr: str) -> None:
+        super().__init__(f"(command {command}: {status}, exit status {code}):\n{_tail(stdout, stderr)}")
+        self.code = code
+        self.said = " ".join(f"{stdout}\n{stderr}".split())
+
+
+def execute(
+    aws: Aws, box: Box, script: str, *, comment: str, limit_s: int, progress: Callable[[str], None], doing: str
+) -> str:
+    """Run a script on a box as root, by Systems Manager, and return what it printed; empty in a dry run.
+
+    Where an answer is lost it is sent again: a script has to bear that. Raises `ScriptFailed`, `FleetError`.
+    """
+    answer = aws.call(
+        "ssm", "send_command", InstanceIds=[box.id], DocumentName="AWS-RunShellScript", TimeoutSeconds=600,
+        Comment=comment[:100], Parameters={"commands": script.splitlines(), "executionTimeout": [str(limit_s)]},
+    )  # fmt: skip
+    if aws.dry_run:
+        return ""
+    return _await_command(aws, str(answer["Command"]["CommandId"]), box, limit_s, progress, doing)
 
 
 def _mark(aws: Aws, box: Box, asked: Asked) -> None:
@@ -279,6 +308,8 @@ def exit_status(finished: Mapping[str, Any]) -> int:
     status = finished.get("exit_code")
     if finished.get("reason") in ("limit", "expiry"):
         return 4
+    if finished.get("reason") == "cancelled":
+        return CANCELLED
     if not isinstance(status, int) or status < 0:
         return 1
     return status if status in (0, 1) else PYTEST_OFFSET + status
@@ -289,7 +320,8 @@ def pause(aws: Aws, seconds: float) -> None:
     time.sleep(max(0.2, aws.pace.shortened(seconds)))
 
 
-def _await_online(aws: Aws, box: Box, progress: Callable[[str], None]) -> None:
+def await_online(aws: Aws, box: Box, progress: Callable[[str], None]) -> None:
+    """Wait until Systems Manager reaches a box. Raises `FleetError`."""
     start = aws.pace.now_s()
     while not aws.dry_run and boxes.pings(aws, [box.id]).get(box.id) != "Online":
         waited = aws.pace.now_s() - start
@@ -303,7 +335,9 @@ def _await_online(aws: Aws, box: Box, progress: Callable[[str], None]) -> None:
         pause(aws, 5.0)
 
 
-def _await_command(aws: Aws, command: str, box: Box, progress: Callable[[str], None]) -> str:
+def _await_command(
+    aws: Aws, command: str, box: Box, limit_s: int, progress: Callable[[str], None], doing: str
+) -> str:  # fmt: skip
     start = aws.pace.now_s()
     told: Mapping[str, Any] = {}
     while True:
@@ -317,20 +351,15 @@ def _await_command(aws: Aws, command: str, box: Box, progress: Callable[[str], N
         if status not in ("Pending", "InProgress", "Delayed", "Cancelling"):
             break
         waited = aws.pace.now_s() - start
-        if waited > _SETUP_S + 900:
-            raise FleetError(f"the set-up on {box.id} has not ended after {waited:.0f} s (command {command})")
-        progress(f"{waited:.0f} s: the code is set up on {box.id}")
+        if waited > limit_s + 900:
+            raise FleetError(f"{doing} on {box.id}: not done after {waited:.0f} s (command {command})")
+        progress(f"{waited:.0f} s: {doing} on {box.id}")
         pause(aws, 3.0)
     said = str(told.get("StandardOutputContent") or "")
     if status == "Success":
         return said.strip()
     code = int(told.get("ResponseCode") or 0)
-    raise FleetError(
-        f"the run was not started on {box.id} (command {command}: {status}, exit status {code}):\n"
-        + _tail(said, str(told.get("StandardErrorContent") or "")),
-        status=HASH_MISMATCH if code == bootstrap.EXIT_HASH else None,
-        kind="conflict" if code == bootstrap.EXIT_BUSY else "failed", remedy=_REMEDIES.get(code, _LOOK),
-    )  # fmt: skip
+    raise ScriptFailed(command, status, code, said, str(told.get("StandardErrorContent") or ""))
 
 
 _LOOK: Final = "look at the box: aws ssm start-session --target INSTANCE; the same command may be given again"
@@ -339,7 +368,8 @@ _REMEDIES: Final[Mapping[int, str]] = {
     bootstrap.EXIT_NO_CODE: "the box needs a way to S3: an endpoint in its subnet's route table, or a NAT gateway",
     bootstrap.EXIT_SETUP: "see above what is missing; --setup COMMAND says how the code is set up",
     bootstrap.EXIT_NO_SYSTEMD: "use an image with systemd, such as the Neuron DLAMI",
-    bootstrap.EXIT_BUSY: "wait for the other run (neuronbench fleet logs RUN -f), or use another fleet",
+    bootstrap.EXIT_BUSY: "wait for the other run (neuronbench fleet logs RUN -f), cancel it (neuronbench fleet stop"
+    " NAME --run RUN), or use another fleet",
 }
 
 

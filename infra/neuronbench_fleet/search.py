@@ -136,7 +136,7 @@ class Search:
                     f"Capacity Block {self.bought} was bought and is not there", remedy="see the EC2 console"
                 )
             offer = self._offer(candidate, until)
-            self.say(f"Capacity Block: {offer}; paid at once, never refunded")
+            self.say(f"Capacity Block: {offer}, without disks; paid at once, never refunded")
             if not aws.dry_run and not self.confirm(offer):
                 raise UsageError("the Capacity Block was not bought: nobody said yes", remedy="--yes buys it")
             mine = blocks.buy(aws, offer, tags_of(order, "block"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench_fleet.boxes import GONE, LIVE, Box
-from neuronbench_fleet.costs import money, period
+from neuronbench_fleet.costs import cost_text, money, period
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -81,7 +81,7 @@ def warnings(boxes: Sequence[Box], now: dt.datetime, *, idle: Mapping[str, float
             found.append(f"{box.id} is past its limit in time ({until(box, now)}) and still {box.state}")
         spent = box.spent_usd(now)
         if box.max_usd is not None and spent is not None and spent >= NEAR * box.max_usd:
-            found.append(f"{box.id} has cost {money(spent)} of {money(box.max_usd)}")
+            found.append(f"{box.id} has cost {money(spent)} of {money(box.max_usd)}, without disks")
         if idle.get(box.id, 0.0) > 1800:
             found.append(f"{box.id} has had nothing to do for {period(idle[box.id])}")
     return found
@@ -93,18 +93,10 @@ def total(boxes: Sequence[Box], now: dt.datetime) -> tuple[float, int]:
     return sum(usd for usd in spent if usd is not None), spent.count(None)
 
 
-def total_text(boxes: Sequence[Box], now: dt.datetime) -> str:
+def total_text(boxes: Sequence[Box], now: dt.datetime, *, what: str = "cost so far") -> str:
     """For people: the sum, and what it leaves out."""
     usd, unknown = total(boxes, now)
-    if unknown == len(boxes):
-        return "price unknown"
-    return money(usd) + (f" and {some(unknown, 'box')} of unknown price" if unknown else "") + " (without disks)"
-
-
-def some(count: int, what: str) -> str:
-    """`1 box`, `2 boxes`."""
-    plural = f"{what}es" if what.endswith("x") else f"{what}s"
-    return f"{count} {what if count == 1 else plural}"
+    return cost_text(None if unknown == len(boxes) else usd, boxes=len(boxes), unpriced=unknown, what=what)
 
 
 def _iso(instant: dt.datetime | None) -> str | None:

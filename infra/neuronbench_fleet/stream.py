@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from neuronbench.weights import Blobs
+from neuronbench_fleet.costs import cost_text, some
 from neuronbench_fleet.remote.keys import PieceKey, What, boxes_prefix, parse_piece
 from neuronbench_fleet.remote.prior import read_piece
 
@@ -127,19 +128,21 @@ def line_of(box: str, event: Mapping[str, Any]) -> str:
     elif kind == "started":
         text = str(event.get("command"))
     elif kind == "fetched":
-        text = (
-            f"{event.get('receipts')} receipts of the run were fetched from the bucket: their points are not repeated"
-        )
+        count = int(event.get("receipts") or 0)
+        were = "was" if count == 1 else "were"
+        text = f"{some(count, 'receipt')} of the run {were} fetched from the bucket: what they measured is not repeated"
     elif kind == "finished":
-        why = f", {event['text']}" if event.get("text") else ""
-        text = (
-            f"exit status {event.get('exit_code')}{why}; {event.get('shipped')} receipts in the bucket; {so_far(event)}"
-        )
+        text = ended_text(event)
     return f"-- {str(event.get('at', ''))[11:19]} {kind}: {text}"
+
+
+def ended_text(event: Mapping[str, Any]) -> str:
+    """How a run ended, by the event that says so."""
+    why = f", {event['text']}" if event.get("text") else ""
+    count = some(int(event.get("shipped") or 0), "receipt")
+    return f"exit status {event.get('exit_code')}{why}; {count} in the bucket; {so_far(event)}"
 
 
 def so_far(event: Mapping[str, Any]) -> str:
     """Hours and money of the run up to an event."""
-    usd = event.get("usd")
-    cost = "price unknown" if usd is None else f"{usd:,.2f} USD"
-    return f"{event.get('hours') or 0:.2f} h, {cost} so far"
+    return f"{event.get('hours') or 0:.2f} h, {cost_text(event.get('usd'))}"

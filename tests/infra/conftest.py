@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 from aws_stand_in import Deployed, StandIn, deploy, serving
+from fleet_lab import Lab
+from fleet_project import Gates, project
+from local_box import Boxes
 
 from neuronbench import cli
 from neuronbench.plugins import Plugins
@@ -73,6 +76,32 @@ def fleet(
         return Ended(status=status, out=said.out, err=said.err)
 
     return run
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Gates:
+    """What holds the points of the project that `local_fleet` has."""
+    return Gates(tmp_path / "gates")
+
+
+@pytest.fixture
+def local_fleet(
+    aws: StandIn, lab: Deployed, tmp_path: Path, gates: Gates, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Lab]:
+    """Boxes on this machine, on which the real script, agent and pytest run."""
+    monkeypatch.setenv("NEURONBENCH_PLUGINS", "fleet")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    environ = {
+        **aws.environment(),
+        "TINY_GATES": str(gates.folder),
+        "NEURONBENCH_AGENT_PACE": "0.1",
+        "NEURONBENCH_PLUGINS": "fleet",
+    }
+    boxes = Boxes(aws, tmp_path / "boxes", environ)
+    try:
+        yield Lab(aws, lab, boxes, project(tmp_path / "project"), gates)
+    finally:
+        boxes.close()
 
 
 @functools.cache

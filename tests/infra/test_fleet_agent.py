@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ from neuronbench_fleet.remote.pieces import Pieces
 from neuronbench_fleet.remote.shipper import Shipper
 from neuronbench_fleet.remote.state import Order, State
 from neuronbench_fleet.remote.watch import Limits
+from neuronbench_fleet.runs import exit_status
 from neuronbench_fleet.stream import Follower
 
 from neuronbench.model import Environment, FrozenMap, Outcome, Point, Record
-from neuronbench.receipts import ReceiptStore
+from neuronbench.receipts import ReceiptStore, recover
 from neuronbench.shipping import ReceiptShelf
 from neuronbench.weights import LocalBlobs, StoreError
 
@@ -130,6 +131,95 @@ def test_two_runs_that_start_at_the_same_boot_go_one_after_the_other(
     assert state.read("done")
 
 
+def cancel(state: State, text: str = '{"by": "me@desk", "at": "2026-11-30T04:15:00+00:00"}') -> None:
+    """As the desk's script does it."""
+    (state.folder / "cancel.json").write_text(text, encoding="utf-8")
+
+
+def finished(store: LocalBlobs) -> Mapping[str, Any]:
+    follower = Follower(store=store, run="r1")
+    pieces = follower.poll()
+    assert not any(event["kind"] == "started" for piece in pieces for event in piece.events()), "pytest was started"
+    assert follower.end is not None
+    return follower.end
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [('{"by": "me@desk"}', "cancelled by me@desk"), ("{", "cancelled by somebody")]
+)
+def test_a_run_that_was_cancelled_starts_no_pytest_sends_what_there_is_and_leaves_the_box(
+    state: State, store: LocalBlobs, tmp_path: Path, text: str, said: str
+) -> None:
+    receipts = ReceiptStore(state.receipts)
+    session = receipts.begin_session(command=[])
+    put(state.receipts, session, "a")
+    cancel(state, text)
+    for _ in range(2):  # the second finds it over, and leaves the box, too
+        assert agent([str(state.folder)], connect=lambda order: store) == 0
+    end = finished(store)
+    assert (end["reason"], end["text"], end["exit_code"], end["after"]) == ("cancelled", said, 2, "keep")
+    assert exit_status(end) == 12
+    assert ReceiptShelf(store, "runs/r1/receipts/").names().whole == ((session, "a--r1"),)
+    assert f"runs/r1/receipts/{session}/session.json" in set(store.keys("runs/"))
+    assert state.read("done")["reason"] == "cancelled"
+    assert not (tmp_path / "down").exists()
+
+
+def test_a_run_that_had_ended_when_it_was_cancelled_says_how_and_leaves_the_box(
+    state: State, store: LocalBlobs, tmp_path: Path
+) -> None:
+    state.write("ended", exit_code=0, reason="", text="")  # it is being sent
+    cancel(state)
+    assert agent([str(state.folder)], connect=lambda order: store) == 0
+    end = finished(store)
+    assert (end["reason"], end["exit_code"], end["after"]) == ("", 0, "keep")
+    assert exit_status(end) == 0
+    assert not (tmp_path / "down").exists()
+
+
+def test_a_run_that_is_cancelled_while_another_has_the_box_does_not_wait_for_it(
+    state: State, store: LocalBlobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = _only_one(state.folder.parent, BOX_LOCK)
+    assert held is not None
+    with held:
+
+        def desk() -> None:
+            until(lambda: "waits: another run" in capsys.readouterr().out, "it waits")
+            cancel(state)
+
+        thread = threading.Thread(target=desk)
+        thread.start()
+        assert agent([str(state.folder)], connect=lambda order: store) == 0
+        thread.join()
+    assert finished(store)["reason"] == "cancelled"
+
+
+def test_a_run_that_is_cancelled_while_the_store_is_away_ends_when_it_is_back(
+    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away(LocalBlobs):
+        away = True
+
+        def keys(self, prefix: str) -> Iterator[str]:
+            if self.away:
+                raise StoreError("store_unreachable", "it is away", remedy="wait")
+            return super().keys(prefix)
+
+    store = Away(tmp_path / "store")
+
+    def back(*arguments: Any, **more: Any) -> Any:
+        store.away = False
+        return recover(*arguments, **more)
+
+    monkeypatch.setattr(
+        "neuronbench_fleet.remote.agent.recover", back
+    )  # after everything that would ask the store first
+    cancel(state)
+    assert agent([str(state.folder)], connect=lambda order: store) == 0
+    assert finished(store)["reason"] == "cancelled"
+
+
 def test_a_full_disk_keeps_neither_the_agent_nor_receipts_back(
     state: State, store: LocalBlobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,10 +291,12 @@ class Bench:
     def __init__(self, box: LocalBox, code: bundle.Bundle) -> None:
         self.box, self.code = box, code
 
-    def execute(self, *, setup: str, args: list[str] | None = None, run: str = "r1") -> CommandResult:
+    def execute(
+        self, *, setup: str, args: list[str] | None = None, run: str = "r1", python: str = "/bin/true"
+    ) -> CommandResult:
         order = {"run": run, "bucket": "b", "instance": "i-1", "pytest_args": args or []}
         text = bootstrap.script(
-            order, sha256=self.code.sha256, url=f"file://{self.code.path}", setup=setup, python="/bin/true", pace=0
+            order, sha256=self.code.sha256, url=f"file://{self.code.path}", setup=setup, python=python, pace=0
         )
         done = self.box.execute(
             Command(id="c", instance="i-1", document="", parameters={"commands": text.splitlines()})
@@ -254,6 +346,17 @@ def test_a_set_up_counts_only_when_all_of_it_was_done_and_for_itself_alone(bench
     assert bench.count() == 2  # made, and there
     assert bench.execute(setup=f"{COUNTED} && true").code == 0
     assert bench.count() == 3  # the same code in another way
+
+
+def test_a_set_up_without_the_agent_is_found_out_before_a_unit_fails_unheard(bench: Bench) -> None:
+    for python, setup in (
+        ("@CODE@/.venv/bin/python", "true"),
+        ("@CODE@/python", f"printf '#!/bin/sh\nexec {sys.executable} -IS \"$@\"\n' >python; chmod +x python"),
+    ):
+        done = bench.execute(setup=setup, python=python)
+        assert done.code == 87
+        assert f"{python.replace('@CODE@', str(bench.folder))} has no neuronbench-fleet" in done.stderr
+    assert bench.box.units() == []
 
 
 def test_a_box_that_went_down_in_the_middle_of_a_set_up_begins_it_again(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
 import threading
@@ -255,7 +256,7 @@ def test_down_waits_for_a_run_unless_forced(aws: StandIn, lab: Deployed, fleet: 
     key = "runs/night-20261130-041503-9f3a/receipts/20261130-0415/a-b--r1/MANIFEST.json"
     aws.client("s3").put_object(Bucket=lab.bucket, Key=key, Body=b"{}")
     ended = fleet("down", "night")
-    assert (ended.status, "1 receipts of night-20261130-041503-9f3a are in the bucket" in ended.err) == (1, True)
+    assert (ended.status, "1 receipt of night-20261130-041503-9f3a is in the bucket" in ended.err) == (1, True)
     assert len(aws.instances(*LIVE)) == 1
     assert fleet("down", "night", "--force").status == 0
     assert aws.instances(*LIVE) == []
@@ -343,7 +344,14 @@ def test_costs_are_unknown_and_never_nothing(aws: StandIn, lab: Deployed, fleet:
     boxes = list_boxes(Aws(), "lab", "night")
     now = boxes[0].launched + dt.timedelta(hours=14)
     assert boxes[0].spent_usd(now) is None
-    assert total_text(boxes, now) == "price unknown"
+    assert total_text(boxes, now) == "cost so far not known, as its price is unknown"
+    assert total_text([*boxes, *boxes], now, what="cost") == "cost not known, as their prices are unknown"
+    priced = dataclasses.replace(boxes[0], rate=Rate(usd_per_hour=2.0, date="2026-11", source="somebody"))
+    assert total_text([priced], now) == "cost so far 28.00 USD (without disks)"
+    assert (
+        total_text([priced, *boxes], now) == "cost so far 28.00 USD (without disks, and without 1 box of unknown price)"
+    )
+    assert "without 2 boxes of unknown price" in total_text([priced, *boxes, *boxes], now)
     assert until(boxes[0], now) == "120 min ago" or until(boxes[0], now).startswith("2 h")
     assert [text.partition(" is ")[2].partition(" (")[0] for text in warnings(boxes, now, idle={})] == [
         "past its limit in time"

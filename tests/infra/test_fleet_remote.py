@@ -356,7 +356,7 @@ def test_an_agent_that_finds_pytest_ended_only_sends_what_is_left(
     assert ReceiptShelf(store, "runs/r1/receipts/").names().whole == ((session, "a--r1"),)
     assert state.read("done")["exit_code"] == 1
     lines = [line_of(piece.box, event) for piece in pieces for event in piece.events()]
-    assert any("finished: exit status 1; 1 receipts in the bucket" in line for line in lines)
+    assert any("finished: exit status 1; 1 receipt in the bucket" in line for line in lines)
     assert prior.spent(store, "r1")[0] >= 0
 
 
@@ -392,6 +392,12 @@ def test_the_script_is_shell_and_says_what_is_to_be_run_without_secrets() -> Non
     assert packed is not None
     assert json.loads(base64.b64decode(packed[1]))["pytest_args"] == order["pytest_args"]
     assert len(text) < 20_000
+    cancel = bootstrap.cancel_script("r1", by="o'me $(reboot)@desk", at="2026-11-30T04:15:00+00:00")
+    assert subprocess.run(["sh", "-n"], input=cancel, text=True).returncode == 0
+    assert "$(reboot)" not in cancel
+    assert "@" not in cancel.partition("set -eu")[2]
+    with pytest.raises(UsageError):
+        bootstrap.cancel_script("../x", by="me", at="")
     for wrong in ("R1", "a b", "../x", ""):
         with pytest.raises(UsageError):
             bootstrap.script({"run": wrong}, sha256="0f" * 32, url="https://x")

@@ -6,15 +6,14 @@ import datetime as dt
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from aws_stand_in import CAPACITY, DROPPED, LOST, THROTTLED, Deployed, Request, StandIn
+from aws_stand_in import CAPACITY, DROPPED, LOST, THROTTLED, Request, StandIn
 from aws_wire import Answer
-from fleet_project import Gates, project
-from local_box import LIMIT_S, Boxes, until
+from fleet_lab import Desk, Lab
+from local_box import until
 from neuronbench_fleet import following, runs
 from neuronbench_fleet.aws import Aws
 from neuronbench_fleet.deployment import find_deployment
@@ -22,68 +21,6 @@ from neuronbench_fleet.deployment import find_deployment
 from neuronbench.cli import main
 from neuronbench.model import Outcome
 from neuronbench.receipts import ReceiptStore
-from neuronbench.sinks.contents import contents
-
-
-class Desk(threading.Thread):
-    """A command in a thread, so that the test can act meanwhile."""
-
-    def __init__(self, *arguments: str) -> None:
-        super().__init__(daemon=True)
-        self.arguments, self.status = arguments, -1
-        self.start()
-
-    def run(self) -> None:
-        self.status = main(list(self.arguments))
-
-    def wait(self) -> int:
-        self.join(LIMIT_S)
-        assert not self.is_alive(), f"{self.arguments} does not end"
-        return self.status
-
-
-class Lab:
-    """A fleet of local boxes, a project on the desk, and the command."""
-
-    def __init__(self, aws: StandIn, lab: Deployed, boxes: Boxes, root: Path, gates: Gates) -> None:
-        self.aws, self.lab, self.boxes, self.root, self.gates = aws, lab, boxes, root, gates
-
-    def box(self, *, usd_per_hour: str = "10 2026-11-30 test", **tags: str) -> str:
-        """An instance as `fleet up` leaves it."""
-        told = {
-            "deployment": "lab", "fleet": "night", "kind": "inf2", "purchase": "spot", "usd_per_hour": usd_per_hour,
-            "expires": (dt.datetime.now(dt.UTC) + dt.timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:%SZ"), **tags,
-        }  # fmt: skip
-        made = self.aws.client("ec2").run_instances(
-            ImageId="ami-12c6146b", InstanceType="inf2.xlarge", MinCount=1, MaxCount=1,
-            SubnetId=self.lab.subnets["us-west-2a"],
-            TagSpecifications=[
-                {
-                    "ResourceType": "instance",
-                    "Tags": [{"Key": f"neuronbench:{name}", "Value": value} for name, value in told.items()],
-                }
-            ],
-        )  # fmt: skip
-        return str(made["Instances"][0]["InstanceId"])
-
-    def command(self, *words: str, **options: str) -> tuple[str, ...]:
-        given = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
-        return ("--root", str(self.root), "fleet", *words, *given)
-
-    def run(self, *arguments: str, run: str = "", extra: tuple[str, ...] = ()) -> Desk:
-        named = ("--run", run) if run else ()
-        own = ("--setup", "true", "--python", sys.executable, *named, *extra)
-        return Desk(*self.command("run", "night", *own), *(("--", *arguments) if arguments else ()))
-
-    def receipts(self, root: Path) -> dict[str, object]:
-        """Id → files of every receipt below a data root."""
-        store = ReceiptStore(root / "receipts")
-        return {header.receipt_id: contents(header.path) for header in store.headers()}
-
-    def measured(self) -> list[str]:
-        """Points of which this desk has a good receipt, in any order."""
-        store = ReceiptStore(self.root / "mlruns" / "receipts")
-        return sorted(header.point_id for header in store.headers(outcome=Outcome.OK))
 
 
 def cut_short(aws: StandIn) -> Callable[[Request], Answer]:
@@ -102,25 +39,8 @@ ARGS = ("benchmarks", "-m", "fake")
 
 
 @pytest.fixture
-def gates(tmp_path: Path) -> Gates:
-    return Gates(tmp_path / "gates")
-
-
-@pytest.fixture
-def fleet(aws: StandIn, lab: Deployed, tmp_path: Path, gates: Gates, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    monkeypatch.setenv("NEURONBENCH_PLUGINS", "fleet")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    environ = {
-        **aws.environment(),
-        "TINY_GATES": str(gates.folder),
-        "NEURONBENCH_AGENT_PACE": "0.1",
-        "NEURONBENCH_PLUGINS": "fleet",
-    }
-    boxes = Boxes(aws, tmp_path / "boxes", environ)
-    try:
-        yield Lab(aws, lab, boxes, project(tmp_path / "project"), gates)
-    finally:
-        boxes.close()
+def fleet(local_fleet: Lab) -> Lab:
+    return local_fleet
 
 
 def test_a_run_through_faults_from_its_start_to_its_end(fleet: Lab, capfd: pytest.CaptureFixture[str]) -> None:
@@ -318,11 +238,13 @@ def test_a_dry_run_prints_every_call_and_makes_none_that_changes_anything(
     fleet: Lab, capfd: pytest.CaptureFixture[str]
 ) -> None:
     box = fleet.box()
-    assert fleet.run(*ARGS, extra=("--dry-run", "--after", "terminate")).wait() == 0
+    assert fleet.run(*ARGS, extra=("--dry-run", "--after", "terminate", "--max-usd", "5")).wait() == 0
     said = capfd.readouterr().out
     for call in ("s3 PutObject", "ec2 ModifyInstanceAttribute", "ec2 CreateTags", "ssm SendCommand"):
         assert f"would call  {call}" in said
     assert "5 calls would have been made" in said
+    assert f"{box} costs 10 USD/h without disks (2026-11-30, test)" in said
+    assert "the run takes at most 5.00 USD in 30 min: --max-usd 5\n" in said
     assert fleet.aws.operations(changes=True) == []
     assert fleet.boxes[box].commands == 0
 
@@ -363,7 +285,7 @@ def test_a_set_up_that_is_interrupted_and_a_run_that_never_began(
 
     (fleet.root / "serving").mkdir()  # a folder with the name of a word of -k is no place for benchmarks
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "_await_online", ctrl_c)
+        patch.setattr(runs, "await_online", ctrl_c)
         assert fleet.run("-k", "serving", run="r1").wait() == 130
     said = capfd.readouterr()
     assert "pytest benchmarks -k serving" in said.out

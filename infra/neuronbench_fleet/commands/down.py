@@ -16,7 +16,7 @@ from neuronbench_fleet.app import (
     ProfileOption,
     RegionOption,
     VerboseOption,
-    connect,
+    reach,
     voice,
 )
 from neuronbench_fleet.errors import EXIT_HELP
@@ -50,17 +50,15 @@ def down(
 ) -> None:
     from neuronbench_fleet import blocks
     from neuronbench_fleet.boxes import checked_name, list_boxes
-    from neuronbench_fleet.costs import timeout
-    from neuronbench_fleet.deployment import deployment_name, find_deployment
+    from neuronbench_fleet.costs import some, timeout
     from neuronbench_fleet.ending import Ending, left_text
     from neuronbench_fleet.errors import FleetError
-    from neuronbench_fleet.shown import box_json, some, total_text
+    from neuronbench_fleet.shown import box_json, total_text
 
     checked_name(name)
     timeout_s = timeout("--within", within)
-    aws = connect(region=region, profile=profile, dry_run=dry_run, verbose=verbose, as_json=as_json)
+    aws, there = reach(deployment, region, profile, dry_run=dry_run, verbose=verbose, as_json=as_json)
     say = voice(as_json)
-    there = find_deployment(aws, deployment_name(deployment))
     progress = host.ProgressLine()
     ending = Ending(
         aws=aws, deployment=there, fleet=name, timeout_s=timeout_s, say=say, progress=progress
@@ -89,7 +87,7 @@ def down(
     if dry_run:
         say("nothing was changed")
     elif ended:
-        say(f"{name} is down: {some(len(ended), 'box')} ended, nothing is left; it cost {total_text(ended, now)}")
+        say(f"{name} is down: {some(len(ended), 'box')} ended, nothing is left; {total_text(ended, now, what='cost')}")
     else:
         say(f"nothing of {name} is there in {there.region}")
 

@@ -31,14 +31,13 @@ def logs(
     from neuronbench.commands import host
     from neuronbench.weights import StoreError
     from neuronbench_fleet import runs
-    from neuronbench_fleet.app import connect
-    from neuronbench_fleet.deployment import deployment_name, find_deployment
+    from neuronbench_fleet.app import reach
     from neuronbench_fleet.following import Screen
     from neuronbench_fleet.following import follow as follow_run
     from neuronbench_fleet.stream import Follower
 
-    aws = connect(region=region, profile=profile, verbose=verbose)
-    where = find_deployment(aws, deployment_name(deployment))
+    runs.check_named(named)
+    aws, where = reach(deployment, region, profile, verbose=verbose)
     try:
         store = runs.bucket_of(aws, where)
         asked = runs.find_run(aws, store, where, named)

@@ -32,12 +32,11 @@ def pull(
     from neuronbench.shipping import pull as fetch
     from neuronbench.weights import StoreError
     from neuronbench_fleet import runs
-    from neuronbench_fleet.app import connect
-    from neuronbench_fleet.deployment import deployment_name, find_deployment
+    from neuronbench_fleet.app import reach
     from neuronbench_fleet.remote.keys import receipts_prefix
 
-    aws = connect(region=region, profile=profile, verbose=verbose, as_json=as_json)
-    where = find_deployment(aws, deployment_name(deployment))
+    runs.check_named(named)
+    aws, where = reach(deployment, region, profile, verbose=verbose, as_json=as_json)
     target = into.resolve() / "receipts" if into is not None else host.of(context).settings.receipts_dir
     progress = host.ProgressLine(patience_s=2.0)
     try:

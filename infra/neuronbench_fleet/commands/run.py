@@ -11,22 +11,21 @@ from neuronbench_fleet.app import DeploymentOption, DryRunOption, Name, ProfileO
 if TYPE_CHECKING:
     from neuronbench.commands.host import Host
     from neuronbench.weights.s3 import S3Blobs
+    from neuronbench_fleet.asking import Wanted
     from neuronbench_fleet.aws import Aws
     from neuronbench_fleet.boxes import Box
     from neuronbench_fleet.deployment import Deployment
     from neuronbench_fleet.following import Ended
     from neuronbench_fleet.runs import Asked
 
+_ASKED: Final = {
+    "after": "after", "max_hours": "max_hours", "max_usd": "max_usd", "env": "environment", "setup": "setup",
+    "python": "python",
+}  # fmt: skip
+"""Parameter of the command → part of what is asked, which stays the same for the whole run."""
 SETTINGS: Final = {"ignore_unknown_options": True}
 _REPLACEMENTS: Final = 5
 _TAIL: Final = 40
-_OWN: Final = (
-    "--after", "--max-hours", "--max-usd", "--follow", "--no-follow", "--replace", "--require-clean", "--setup",
-    "--python", "--deployment", "--region", "--profile", "--dry-run",
-)  # fmt: skip
-"""What is not known here goes to pytest; a misspelt limit must not."""
-_WITH_VALUE: Final = frozenset({"-k", "-m", "-p", "-o", "-c", "-W", "-n", "-r"})
-"""Options of pytest whose value comes behind a space: it is no path, whatever folder has its name."""
 _LEAST_HOURS: Final = 0.25
 """Less than this is not worth another box."""
 _READY_S: Final = 1200.0
@@ -45,9 +44,9 @@ def run(
     after: Annotated[
         Literal["keep", "stop", "terminate"], typer.Option(help="What becomes of the box at the run's end.")
     ] = "keep",
-    max_hours: Annotated[float | None, typer.Option(min=0, help="End the run after so many hours.")] = None,
+    max_hours: Annotated[float | None, typer.Option(help="End the run after so many hours.")] = None,
     max_usd: Annotated[
-        float | None, typer.Option(min=0, help="End the run when the box has cost so much for it.")
+        float | None, typer.Option(help="End the run when the box has cost so much for it, without disks.")
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Stream console and receipts until its end.")
@@ -83,35 +82,33 @@ def run(
     written, and come here while it is followed. A fleet of several boxes runs it on one: repeats of a point must be of
     one machine.
 
-    Exit status: pytest's 0 and 1; 12 interrupted, 13 internal error, 14 wrong usage, 15 no benchmarks (10 + pytest's
-    own); 4 a limit was reached; 7 the box is lost or stopped (go on with --run); 8 code or a receipt is not what it
-    should be; 130 detached with Ctrl-C.
+    Exit status: pytest's 0 and 1; 12 interrupted or cancelled, 13 internal error, 14 wrong usage, 15 no benchmarks
+    (10 + pytest's own); 4 a limit was reached; 7 the box is lost or stopped (go on with --run); 8 code or a receipt is
+    not what it should be; 130 detached with Ctrl-C.
     """
     from neuronbench.commands import host
     from neuronbench.weights import StoreError
-    from neuronbench_fleet import runs
-    from neuronbench_fleet.app import connect
-    from neuronbench_fleet.deployment import deployment_name, find_deployment
+    from neuronbench_fleet import asking, runs
+    from neuronbench_fleet.app import reach
 
     here = host.of(context)
-    aws = connect(region=region, profile=profile, dry_run=dry_run, verbose=verbose)
-    where = find_deployment(aws, deployment_name(deployment))
+    wanted = asking.Wanted(
+        name=name, arguments=list(arguments or ()), run_id=run_id, after=after, max_hours=max_hours, max_usd=max_usd,
+        require_clean=require_clean, environment=asking.environment(env or ()), setup=setup, python=python,
+    )  # fmt: skip
+    if not run_id:  # that may be there already, and be looked after from a place without its code
+        wanted.check_code(here.settings.root, here.settings.data_root)
+    aws, where = reach(deployment, region, profile, dry_run=dry_run, verbose=verbose)
     try:
         store = runs.bucket_of(aws, where)
         asked = runs.read_asked(store, run_id) if run_id else None
         box, count = runs.choose_box(aws, where, name, run=run_id)
         again = asked is not None
         if asked is None:
-            asked = _ask(
-                here, aws, where, store, box, name=name, arguments=list(arguments or ()), run_id=run_id, after=after,
-                max_hours=max_hours, max_usd=max_usd, require_clean=require_clean, env=list(env or ()), setup=setup,
-                python=python,
-            )  # fmt: skip
-        elif arguments:
-            raise host.CommandError(
-                f"{run_id} is a run already; it goes on with its own arguments: {runs.shown_args(asked.pytest_args)}",
-                remedy="give none behind --, or leave --run out for a new run", status=host.USAGE,
-            )  # fmt: skip
+            asked = _ask(here, aws, where, store, box, wanted)
+        else:
+            given = [part for option, part in _ASKED.items() if _was_given(context, option)]
+            wanted.check_same(asked, given)
         if count > 1:
             host.say(f"{count} boxes run; {asked.run} goes to {box.id}, as repeats of a point must be of one machine")
         ended = _start_and_follow(here, aws, where, store, asked, box, follow=follow, again=again)
@@ -134,11 +131,12 @@ def run(
     raise typer.Exit(ended.status)
 
 
-def _ask(
-    here: Host, aws: Aws, where: Deployment, store: S3Blobs, box: Box, *, name: str, arguments: list[str], run_id: str,
-    after: Literal["keep", "stop", "terminate"], max_hours: float | None, max_usd: float | None, require_clean: bool,
-    env: list[str], setup: str, python: str,
-) -> Asked:  # fmt: skip
+def _was_given(context: typer.Context, parameter: str) -> bool:
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _ask(here: Host, aws: Aws, where: Deployment, store: S3Blobs, box: Box, wanted: Wanted) -> Asked:
     """Ship the code, and write down what is asked."""
     import os
 
@@ -147,22 +145,22 @@ def _ask(
     from neuronbench_fleet import bundle, runs
     from neuronbench_fleet.errors import UsageError
 
-    if max_usd is not None and box.rate is None:
+    if wanted.max_usd is not None and box.rate is None:
         raise UsageError(
             f"--max-usd: nobody knows what an hour of {box.id} costs",
             remedy="give --max-hours; or say the price when starting boxes: fleet up --usd-per-hour",
         )
-    if after == "stop" and box.purchase == "spot":
+    if wanted.after == "stop" and box.purchase == "spot":
         raise UsageError(
             f"--after stop: {box.id} is a spot box, which can only be terminated", remedy="--after terminate"
         )
-    environment, pytest_args = _environment(env), _pytest_args(here, box.kind, arguments)
-    run = run_id or runs.new_run_id(name)
-    runs.check_run_id(run)
-    runs.check_size(pytest_args, environment, setup)
+    if wanted.run_id:
+        wanted.check_code(here.settings.root, here.settings.data_root)
     target = runs.archive_folder(here.settings.cache_dir) / f"code-{os.getpid()}.tar.gz"  # others may ship, too
     try:
-        made = bundle.make(here.settings.root, target, require_clean=require_clean, results=here.settings.data_root)
+        made = bundle.make(
+            here.settings.root, target, require_clean=wanted.require_clean, results=here.settings.data_root
+        )
         for line in bundle.describe(made):
             host.say(line)
         key = made.key
@@ -173,9 +171,10 @@ def _ask(
     finally:
         target.unlink(missing_ok=True)
     asked = runs.Asked(
-        run=run, deployment=where.name, fleet=name, kind=box.kind, pytest_args=pytest_args,
-        code={**made.to_json(), "key": key}, after=after, max_hours=max_hours, max_usd=max_usd, setup=setup,
-        python=python, environment=environment, asked_at=utc_now(), asked_by=runs.asker(),
+        run=wanted.run_id or runs.new_run_id(wanted.name), deployment=where.name, fleet=wanted.name, kind=box.kind,
+        pytest_args=wanted.pytest_args(here.settings.root, box.kind), code={**made.to_json(), "key": key},
+        after=wanted.after, max_hours=wanted.max_hours, max_usd=wanted.max_usd, setup=wanted.setup,
+        python=wanted.python, environment=wanted.environment, asked_at=utc_now(), asked_by=runs.asker(),
     )  # fmt: skip
     runs.write_asked(store, asked)
     host.say(f"run {asked.run}: pytest {runs.shown_args(asked.pytest_args)}")
@@ -186,11 +185,19 @@ def _start_and_follow(
     here: Host, aws: Aws, where: Deployment, store: S3Blobs, asked: Asked, box: Box, *, follow: bool, again: bool
 ) -> Ended | None:
     """Start the run on a box and follow it; None where it is not followed."""
+    import datetime as dt
+
     from neuronbench.commands import host
-    from neuronbench_fleet import runs
+    from neuronbench_fleet import estimate, runs
+    from neuronbench_fleet.costs import some
     from neuronbench_fleet.following import follow as follow_run
     from neuronbench_fleet.following import receipts_of
+    from neuronbench_fleet.remote import prior
 
+    if not again or box.run != asked.run or aws.dry_run:
+        taken = prior.spent(store, asked.run) if again else (0.0, 0.0)
+        for line in estimate.told(asked, box, dt.datetime.now(dt.UTC), region=where.region, taken=taken):
+            host.say(line)
     progress = host.ProgressLine()
     try:
         said = runs.start_on(aws, where, asked, box, progress=progress)
@@ -209,8 +216,6 @@ def _start_and_follow(
         return None
     for line in said.splitlines():
         host.say(line)
-    if asked.max_usd is None and box.rate is not None:
-        host.say(f"{box.id} costs {box.rate}, until {box.expires:%Y-%m-%d %H:%M} UTC" if box.expires else f"{box.rate}")
     if not follow:
         host.say(f"follow it: neuronbench fleet run {asked.fleet} --run {asked.run}")
         host.say(f"fetch:     neuronbench fleet pull {asked.run}")
@@ -221,11 +226,11 @@ def _start_and_follow(
     except KeyboardInterrupt:
         host.complain(
             f"detached; {asked.run} goes on on {box.id}.\n  follow it again: neuronbench fleet run {asked.fleet} --run"
-            f" {asked.run}\n  fetch receipts:  neuronbench fleet pull {asked.run}\n  end the box:     neuronbench fleet"
-            f" down {asked.fleet}"
+            f" {asked.run}\n  fetch receipts:  neuronbench fleet pull {asked.run}\n  cancel it:       neuronbench fleet"
+            f" stop {asked.fleet} --run {asked.run}\n  end the box:     neuronbench fleet down {asked.fleet}"
         )
         raise typer.Exit(130) from None
-    host.say(f"{receipts.fetched} receipts were fetched into {here.settings.receipts_dir}")
+    host.say(f"{some(receipts.fetched, 'receipt')} fetched into {here.settings.receipts_dir}")
     return ended
 
 
@@ -264,52 +269,3 @@ def _another(here: Host, aws: Aws, where: Deployment, asked: Asked, lost: Box) -
     finally:
         progress.done()
     return runs.choose_box(aws, where, asked.fleet, run=asked.run)[0]
-
-
-def _pytest_args(here: Host, kind: str, given: list[str]) -> list[str]:
-    """pytest's arguments: the folder of benchmarks where no path was named, the kind's marker where nothing was."""
-    import difflib
-
-    from neuronbench.redaction import redact_argv
-    from neuronbench_fleet.errors import UsageError
-
-    shown = redact_argv(given)
-    if shown != given:
-        raise UsageError(
-            f"{' '.join(shown)}: it may hold a secret, and what is asked of a run is kept for all to read",
-            remedy="put it into /etc/neuronbench/environment on the box (aws ssm start-session)",
-        )
-    for argument in given:
-        option = argument.split("=")[0]
-        meant = difflib.get_close_matches(option, _OWN, n=1, cutoff=0.85) if option[:2] == "--" else []
-        if meant:
-            raise UsageError(
-                f"{option} is neither an option of this command nor one of pytest's: did you mean {meant[0]}?"
-            )
-        if option == "--nb-data-root":
-            raise UsageError("--nb-data-root: a run on a box has a folder of its own, from which receipts are sent")
-    if not given:
-        return ["benchmarks", "-m", kind] if kind else ["benchmarks"]
-    values = {place + 1 for place, argument in enumerate(given) if argument in _WITH_VALUE}
-    words = [argument for place, argument in enumerate(given) if place not in values and argument[:1] not in ("-", "")]
-    if any((here.settings.root / word.split("::")[0]).exists() for word in words):
-        return given
-    return ["benchmarks", *given]
-
-
-def _environment(given: list[str]) -> dict[str, str]:
-    from neuronbench.redaction import is_secret_name, redact
-    from neuronbench_fleet.errors import UsageError
-
-    found: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not (name.isidentifier() and equals):
-            raise UsageError(f"--env {text!r}: expected NAME=VALUE")
-        if is_secret_name(name) or redact(value) != value:
-            raise UsageError(
-                f"--env {name}: it may be a secret, and what is asked of a run is kept for all to read",
-                remedy="put it into /etc/neuronbench/environment on the box (aws ssm start-session)",
-            )
-        found[name] = value
-    return found

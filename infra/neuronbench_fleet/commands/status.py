@@ -14,7 +14,7 @@ from neuronbench_fleet.app import (
     ProfileOption,
     RegionOption,
     VerboseOption,
-    connect,
+    reach,
 )
 from neuronbench_fleet.errors import EXIT_HELP
 
@@ -42,15 +42,14 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     from neuronbench_fleet.boxes import LIVE, checked_name, left_over, list_boxes, pings
-    from neuronbench_fleet.deployment import deployment_name, find_deployment
+    from neuronbench_fleet.costs import some
     from neuronbench_fleet.errors import FleetError
     from neuronbench_fleet.running import RunState, at_work, idle_s, runs_on
     from neuronbench_fleet.shown import box_json, table, total, total_text, warnings
 
     if name is not None:
         checked_name(name)
-    aws = connect(region=region, profile=profile, verbose=verbose, as_json=as_json)
-    there = find_deployment(aws, deployment_name(deployment))
+    aws, there = reach(deployment, region, profile, verbose=verbose, as_json=as_json)
     boxes = list_boxes(aws, there.name, name)
     now = dt.datetime.now(dt.UTC)
     live = [box for box in boxes if box.state in LIVE]
@@ -65,13 +64,13 @@ def status(
             states += runs_on(aws, there, fleet, ids, receipts)
         except FleetError as error:  # what boxes cost is to be seen all the same
             troubles.append(str(error))
-    going_on = [state for state in states if not state.finished and state.box in {box.id for box in live}]
     idle = idle_s(states, {box.id: box.launched for box in live}, now)
     troubles += warnings(boxes, now, idle=idle)
     for state in states:
         if state.unfetched:
             fleet = next(box.fleet for box in boxes if box.id == state.box)
-            troubles.append(f"{state.unfetched} receipts of {state.run} are not here: neuronbench fleet pull {fleet}")
+            count = some(state.unfetched, "receipt")
+            troubles.append(f"{count} of {state.run} not here: neuronbench fleet pull {fleet}")
     if left.volumes:
         troubles.append(f"{left.volumes_gib} GiB of disks without a box: {', '.join(left.volumes)}")
     if as_json:
@@ -87,8 +86,8 @@ def status(
         what = f"no box of {name}" if name else "no boxes"
         host.say(f"{what} in the deployment {there.name} in {there.region}")
     else:
-        host.show(table(boxes, now, pings=reachable, runs=at_work(going_on), columns=host.width()))
-        host.say(f"cost so far: {total_text(boxes, now)}")
+        host.show(table(boxes, now, pings=reachable, runs=at_work(states), columns=host.width()))
+        host.say(total_text(boxes, now))
     for trouble in troubles:
         host.complain(trouble)
 

@@ -84,33 +84,35 @@ def up(
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    from neuronbench_fleet import blocks
+    from neuronbench_fleet import blocks, checks
     from neuronbench_fleet.boxes import checked_name
     from neuronbench_fleet.capacity import Limits, Order
-    from neuronbench_fleet.costs import money, timeout
+    from neuronbench_fleet.costs import money, rate_text, timeout
     from neuronbench_fleet.deployment import deployment_name, find_box, find_deployment
     from neuronbench_fleet.shown import box_json, until
     from neuronbench_fleet.starting import Starting
 
     checked_name(name)
-    for option, value in (
-        ("--max-hours", max_hours), ("--max-usd", max_usd), ("--usd-per-hour", usd_per_hour), ("--spot-max", spot_max),
-    ):  # fmt: skip
-        if value is not None and not 0 < value < float("inf"):
-            raise UsageError(f"{option}: expected more than 0, found {value:g}")
+    checks.check_kind(kind, instance_type)
+    checks.positive(max_hours=max_hours, max_usd=max_usd, usd_per_hour=usd_per_hour, spot_max=spot_max)
+    checks.check_zones(zone or ())
+    asked_for = None if purchase is None else checks.purchases(purchase)
+    if spot_max is not None and "spot" not in (asked_for or ()):
+        raise UsageError("--spot-max: spot is not among the ways of buying", remedy="--purchase spot,on-demand")
+    named = deployment_name(deployment)
     wait_s, ready_within_s = timeout("--wait", wait), timeout("--ready-within", ready_within)
     aws = connect(region=region, profile=profile, dry_run=dry_run, verbose=verbose, as_json=as_json)
+    checks.check_zones(zone or (), aws.region)
     say = voice(as_json)
-    there = find_deployment(aws, deployment_name(deployment))
+    there = find_deployment(aws, named)
     box = find_box(aws, there, kind)
     usual = "block" if box.purchase == "capacity-block" else "on-demand"
-    wanted = _purchases(purchase or usual)
+    wanted = asked_for or [usual]
     if usual == "block" and wanted != ["block"]:
         raise UsageError(
             f"--purchase {purchase}: the deployment's boxes of kind {kind} are for a Capacity Block only",
             remedy="--purchase block, or deploy the kind for another way of buying (infra/README.md)",
         )
-    _check_type(kind, instance_type)
     order = Order(
         deployment=there, box=box, fleet=name, instance_type=instance_type or box.instance_type, count=count,
         limits=Limits(
@@ -147,31 +149,12 @@ def up(
         say("nothing was changed")
         return
     for one in boxes:
-        price = "price unknown" if one.rate is None else str(one.rate)
-        say(f"ready: {one.id} {one.instance_type} in {one.zone}, {one.purchase}, {price}, ends {until(one, now)}")
+        say(
+            f"ready: {one.id} {one.instance_type} in {one.zone}, {one.purchase}, {rate_text(one.rate)}, ends"
+            f" {until(one, now)}"
+        )
     words = {"there": "was there already", "woken": "runs again", "started": "is up"}
     say(f"{name} {words[starting.outcome]}. Next: neuronbench fleet run {name}")
 
 
 up.__doc__ = HELP
-
-
-def _check_type(kind: str, instance_type: str | None) -> None:
-    """A box whose chips are of another kind would cost its hours and skip every point. What is unknown may be right."""
-    from neuronbench.catalog.instances import instance_of
-
-    known = None if instance_type is None else instance_of(instance_type)
-    if known is not None and known.family != kind:
-        raise UsageError(
-            f"--instance-type {instance_type}: its kind is {known.family}, not {kind}", remedy=f"--kind {known.family}"
-        )
-
-
-def _purchases(told: str) -> list[str]:
-    from neuronbench_fleet.capacity import PURCHASES
-
-    found = list(dict.fromkeys(part.strip() for part in told.split(",") if part.strip()))
-    unknown = [part for part in found if part not in PURCHASES]
-    if unknown or not found:
-        raise UsageError(f"--purchase: expected some of {', '.join(PURCHASES)}; found {told!r}")
-    return found

@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from neuronbench.shipping import ReceiptShelf, pull
 from neuronbench.weights import Blobs, StoreError
 from neuronbench_fleet.remote import child, prior
 from neuronbench_fleet.remote.keys import What, receipts_prefix
+from neuronbench_fleet.remote.leaving import leave
 from neuronbench_fleet.remote.pieces import Pieces
 from neuronbench_fleet.remote.shipper import LONGEST_PAUSE_S, Shipper
 from neuronbench_fleet.remote.state import Order, State
@@ -34,11 +34,10 @@ from neuronbench_fleet.remote.watch import Limits, Notice, SpotWatch
 PROGRESS_EVERY_S: Final = 15.0
 LAST_WORDS_S: Final = 90.0
 """What sending may take when the box itself is going down; the rest is sent at the next boot."""
-SHUTDOWN: Final = "NEURONBENCH_SHUTDOWN"
-"""The command that ends the box (default: shutdown -h now). Whether that stops or terminates it is the box's setting,
-which `neuronbench fleet run --after` has seen to."""
 BOX_LOCK: Final = ".box.lock"
 """Held, beside the folders of runs, by the one that measures: two at a time would both be measured wrong."""
+INTERRUPTED: Final = 2
+"""pytest's status when it was asked to end."""
 CRASHES: Final = 3
 """So often pytest is started again after a signal killed it (out of memory, a segmentation fault): what is measured
 stays, and what comes after the point that kills it deserves a chance."""
@@ -143,6 +142,7 @@ class Agent:
     def _fetch(self) -> bool:
         """Have the receipts of the run that other boxes measured; False when asked to end meanwhile."""
         pause = self.order.poll_s
+        self._seen = self._names()
         while not self.asked.is_set():
             try:
                 came = pull(self.shelf, self.state.receipts)
@@ -152,6 +152,8 @@ class Agent:
                     self._keep_clock()
             except StoreError as error:
                 self.event("trouble", text=f"receipts of the run cannot be fetched yet: {error.message}")
+                if self.state.cancelled():  # nothing will be measured, so nothing has to be known
+                    return True
                 self.asked.wait(pause)
                 pause = min(LONGEST_PAUSE_S, pause * 2)
                 continue
@@ -159,13 +161,18 @@ class Agent:
                 self.event("trouble", text=f"{receipt} of the store was left there: {reason}")
             if came.fetched:
                 self.event("fetched", receipts=len(came.fetched))
-            self._seen = {f"{path.parent.name}/{path.name}" for path in self._receipts()}
+            self._seen = self._names()
             return True
         return False
 
     def _measure(self) -> dict[str, Any]:
         """Run pytest to its end; what to keep of that, or nothing when the box goes down and the run does not end."""
+        why: Notice | None
         while True:
+            if said := self.state.cancelled():
+                self.event("stopping", reason="cancelled", text=said)
+                status, why = INTERRUPTED, Notice(kind="cancelled", text=said)
+                break
             status, why = self._pytest()
             crashes = int(self.state.read("crashes").get("crashes", 0))
             if why is None and status < 0 and crashes < CRASHES:
@@ -175,8 +182,10 @@ class Agent:
                 continue
             break
         if why is not None and why.kind in ("signal", "spot"):
-            self._going_down(why.text)
-            return {}
+            if not (said := self.state.cancelled()):
+                self._going_down(why.text)
+                return {}
+            why = Notice(kind="cancelled", text=said)  # then it must not go on at another start
         recover(self.state.receipts, on_error=lambda error: self.event("trouble", text=str(error)))
         self._points()
         ended = {"exit_code": status, "reason": why.kind if why else "", "text": why.text if why else ""}
@@ -214,13 +223,15 @@ class Agent:
         """Why pytest has to end now."""
         if self.asked.is_set():
             return Notice(kind="signal", text="the box or its unit is going down; the run goes on at its next start")
+        if said := self.state.cancelled():
+            return Notice(kind="cancelled", text=said)
         usd = self.usd
         if usd is not None and self.order.max_usd:
             share = usd / self.order.max_usd
             for step in _WARN_AT:
                 if share >= step > self._warned:
                     self._warned = step
-                    self.event("cost", text=f"{usd:.2f} USD of {self.order.max_usd:g} are spent")
+                    self.event("cost", text=f"{usd:.2f} USD of {self.order.max_usd:g} are spent, without disks")
         return self.spot.notice or self.limits.reached(hours=self.hours, usd=usd, expires=self.spot.expires)
 
     def _going_down(self, text: str) -> int:
@@ -237,7 +248,8 @@ class Agent:
             return self._going_down("pytest has ended, and not everything was sent yet")
         self._keep_clock()
         self.event(
-            "finished", **ended, shipped=len(self.shipper.sent), refused=self.shipper.refused, after=self.order.after,
+            "finished", **ended, shipped=len(self.shipper.sent), refused=self.shipper.refused,
+            after="keep" if self.state.cancelled() else self.order.after,
         )  # fmt: skip
         if not self.shipper.drain(unless=self.asked):
             return 0
@@ -260,6 +272,9 @@ class Agent:
 
     def _receipts(self) -> list[Path]:
         return [p.parent for p in sorted(self.state.receipts.glob("*/*/record.json")) if p.parent.name[0] != "."]
+
+    def _names(self) -> set[str]:
+        return {f"{path.parent.name}/{path.name}" for path in self._receipts()}
 
     def _points(self) -> None:
         """Tell of receipts that are new."""
@@ -295,13 +310,6 @@ class Agent:
             print(f"hours and cost cannot be kept: {error}", file=sys.stderr, flush=True)
 
 
-def leave(order: Order, state: State) -> None:
-    """Stop or terminate the box after a run that is done, unless something of the run is nowhere else."""
-    _call(["systemctl", "disable", f"neuronbench-run-{order.run}.service"])
-    if order.after != "keep" and not state.read("done").get("refused"):
-        _call(shlex.split(os.environ.get(SHUTDOWN) or "shutdown -h now"))
-
-
 def _headline(metrics: Any) -> str:
     shown = [m for m in metrics if m.value is not None][:2]
     return ", ".join(f"{metric.key} {metric.value:.4g} {metric.unit}".strip() for metric in shown)
@@ -316,14 +324,6 @@ def _last_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
-
-
-def _call(command: Sequence[str]) -> None:
-    """Run a command of the system; what it has to say is in the journal, and never ends the agent."""
-    try:
-        subprocess.run(command, stdin=subprocess.DEVNULL, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        print(f"{shlex.join(command)}: {error}", file=sys.stderr, flush=True)
 
 
 def _only_one(folder: Path, name: str = "agent.lock") -> IO[str] | None:
@@ -375,6 +375,8 @@ def main(arguments: Sequence[str] | None = None, *, connect: Callable[[Order], B
         try:
             # a run that failed here before may start at a boot together with the one that came after it
             while (box := _only_one(folder.parent, BOX_LOCK)) is None:
+                if state.cancelled():  # it will measure nothing: it only ends
+                    return agent.run()
                 print(f"{order.run} waits: another run has this box", flush=True)
                 if agent.asked.wait(order.poll_s * 5):
                     return 0

@@ -62,6 +62,10 @@ if [ -e "$state/done.json" ]; then
     say "run $run is over on this box"
     exit 0
 fi
+# what the set-up left behind must be able to run the agent, or its unit would fail again and again, unheard
+cd "$code"
+why=$("@PYTHON@" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("neuronbench_fleet") is None)' 2>&1 </dev/null 9>&-) ||
+    stop 87 "@PYTHON@ has no neuronbench-fleet, which the agent is part of: neuronbench[fleet] belongs to the set-up. $why"
 printf '%s' '@ORDER@' | base64 -d | sed "s|\"code\": \"@ROOT@|\"code\": \"$root|" >"$state/.run.json"
 mv "$state/.run.json" "$state/run.json"
 sed "s|@ROOT@|$root|g" >"$root/etc/systemd/system/.$unit" <<'UNIT'

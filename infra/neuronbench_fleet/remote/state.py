@@ -17,6 +17,7 @@ from neuronbench.receipts import write_atomic
 After: TypeAlias = Literal["keep", "stop", "terminate"]
 
 ORDER: Final = "run.json"
+CANCEL: Final = "cancel"
 POLL_S, FLUSH_S = 1.0, 3.0
 PACE: Final = "NEURONBENCH_AGENT_PACE"
 """Variable that multiplies both (for tests)."""
@@ -77,6 +78,12 @@ class State:
 
     def write(self, name: str, **told: Any) -> None:
         write_atomic(self.folder / f"{name}.json", json.dumps(told))
+
+    def cancelled(self) -> str:
+        """Who has asked that the run end, in words; empty while nobody has. The desk's script writes the file."""
+        if not (self.folder / f"{CANCEL}.json").exists():
+            return ""
+        return f"cancelled by {self.read(CANCEL).get('by') or 'somebody'}"
 
     def new_boot(self) -> int:
         """Number of this start of the agent, from 1."""

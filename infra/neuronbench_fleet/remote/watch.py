@@ -24,7 +24,7 @@ class Notice:
     """Why the run has to end now."""
 
     kind: str
-    """`spot`, `expiry`, `limit`."""
+    """`spot`, `expiry`, `limit`, `cancelled`, or `signal`: the box or the unit goes down."""
     text: str
 
 
