@@ -180,8 +180,10 @@ def test_failures_of_the_other_apis(chat: Rows, responses: Rows) -> None:
 @pytest.mark.parametrize("field", ["truth:reasoning", "truth:reasoning,field=reasoning_content"])
 def test_the_first_token_is_reasoning_and_the_first_answer_comes_later(chat: Rows, field: str) -> None:
     row = chat[field]
-    assert row["first_answer_ns"] > row["first_output_ns"]
-    assert row["ttfat_ms"] > row["ttft_ms"]
+    # half of the tokens are reasoning; a server that was late may have sent them all at once
+    assert row["ttfat_ms"] - row["ttft_ms"] == pytest.approx(sum(row["icl_ms"][: TOKENS // 2]), abs=1e-3)
+    assert row["first_answer_ns"] >= row["first_output_ns"]
+    assert row["reasoning_tokens"] in (None, TOKENS // 2)
     assert row["chunks"] == TOKENS
 
 

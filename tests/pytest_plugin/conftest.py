@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,10 @@ FAKES = """
 import json, os, pathlib, time
 from neuronbench import BootError, Failure, Metric, Probe, ResourceSpec, Unsupported
 from neuronbench.model import FrozenMap
+
+if os.environ.get("TOYS_OF_THEIR_OWN_TIME"):
+    from neuronbench.testing import toy_model, toy_trainer
+    toy_model.HANDLERS = toy_trainer.HANDLERS = pathlib.Path(os.environ["TOYS_OF_THEIR_OWN_TIME"])
 
 LOG = pathlib.Path(os.environ["FAKE_LOG"])
 
@@ -104,7 +113,77 @@ class FakeProvider:
 """
 
 
-class Project:
+OWN_TIME = Path(__file__).parent.parent / "worker" / "own_time"
+"""Handlers of toys on a clock of their own: what a busy host takes from a worker is in no number."""
+SETTINGS = '[tool.pytest]\nneuronbench = true\nstrict = true\nfilterwarnings = ["error"]\n'
+BEGINNING = "import neuronbench as nb\nimport pytest\n"
+
+
+class Left:
+    """What runs in a folder have left there."""
+
+    path: Path
+
+    @property
+    def receipts(self) -> Path:
+        return self.path / "mlruns" / "receipts"
+
+    def records(self, kind: str = "point") -> list[dict[str, Any]]:
+        found = [json.loads(path.read_text()) for path in sorted(self.receipts.glob("*/*/record.json"))]
+        return [record for record in found if record["kind"] == kind]
+
+    def named(self, kind: str = "point") -> dict[str, dict[str, Any]]:
+        """The records of points by the name of their benchmark, without `bench_`."""
+        return {record["point"]["benchmark"].rpartition("bench_")[2]: record for record in self.records(kind)}
+
+    def folder_of(self, record: dict[str, Any]) -> Path:
+        return self.receipts / str(record["session"]) / str(record["name"])
+
+    def events(self, *names: str) -> list[tuple[str, str]]:
+        path = self.path / "fake.log"
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [(line["event"], line.get("model", "")) for line in lines if not names or line["event"] in names]
+
+
+class Whole(Left):
+    """A project that is run once, in a process of its own, for several tests to look at what it left."""
+
+    def __init__(self, folder: Path, *, fakes: str = "", conftest: str = "", **files: str) -> None:
+        self.path = folder
+        for name, text in {"conftest": CONFTEST + conftest, "fakes": FAKES + fakes}.items():
+            (folder / f"{name}.py").write_text(text)
+        for name, text in files.items():
+            (folder / f"{name}.py").write_text(BEGINNING + text)
+        (folder / "pyproject.toml").write_text(SETTINGS)
+        self.said = ""
+
+    def run(self, *arguments: str) -> dict[str, int]:
+        """Run pytest; how many items ended in which way. What it printed is in `said`."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "NEURONBENCH_"))}
+        made = {
+            "PYTHONPATH": str(self.path), "HOME": str(self.path), "FAKE_LOG": str(self.path / "fake.log"),
+            "NEURONBENCH_DISABLE_PLUGINS": "neuron", "NEURONBENCH_CACHE_DIR": str(self.path / "cache"),
+            "TOYS_OF_THEIR_OWN_TIME": str(OWN_TIME),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--nb-tracking-uri", "off", *arguments]
+        done = subprocess.run(
+            command, cwd=self.path, env={**kept, **made}, timeout=280, text=True, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        self.said = done.stdout
+        last = self.said.rstrip().rpartition("\n")[2]
+        return {
+            what.rstrip("s"): int(count) for count, what in re.findall(r"(\d+) ([a-z]+)", last.partition(" in ")[0])
+        }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Whole]:
+    """`whole(bench_it="...")`: a project of these files; see `Whole`."""
+    return lambda **files: Whole(tmp_path_factory.mktemp("whole"), **files)
+
+
+class Project(Left):
     """A pytester project; `run` gives its result, `records` what it left."""
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +196,10 @@ class Project:
         monkeypatch.syspath_prepend(str(self.path))
         pytester.makeconftest(CONFTEST)
         pytester.makepyfile(fakes=FAKES)
-        pytester.makepyprojecttoml('[tool.pytest]\nneuronbench = true\nstrict = true\nfilterwarnings = ["error"]\n')
+        pytester.makepyprojecttoml(SETTINGS)
 
     def bench(self, source: str, name: str = "bench_it") -> None:
-        self.pytester.makepyfile(**{name: "import neuronbench as nb\nimport pytest\n" + source})
+        self.pytester.makepyfile(**{name: BEGINNING + source})
 
     in_process = True
     """Faster, but numpy cannot be loaded twice in one process: what measures runs in its own."""
@@ -130,19 +209,6 @@ class Project:
         if subprocess or not self.in_process:
             return self.pytester.runpytest_subprocess(*arguments, timeout=280)
         return self.pytester.runpytest_inprocess(*arguments)
-
-    @property
-    def receipts(self) -> Path:
-        return self.path / "mlruns" / "receipts"
-
-    def records(self, kind: str = "point") -> list[dict[str, Any]]:
-        found = [json.loads(path.read_text()) for path in sorted(self.receipts.glob("*/*/record.json"))]
-        return [record for record in found if record["kind"] == kind]
-
-    def events(self, *names: str) -> list[tuple[str, str]]:
-        path = self.path / "fake.log"
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [(line["event"], line.get("model", "")) for line in lines if not names or line["event"] in names]
 
 
 @pytest.fixture
