@@ -69,6 +69,34 @@ def known_keys() -> dict[str, str]:
     return dict(GENERAL) | {f"{kind}-{key}": f"{kind}: {text}" for kind in KINDS for key, text in OF_A_KIND.items()}
 
 
+def usage() -> str:
+    """What the application is, how it is run, and all its keys."""
+    width = max(map(len, [*GENERAL, *(f"KIND-{key}" for key in OF_A_KIND)])) + 2
+
+    def listed(prefix: str, meanings: Mapping[str, str]) -> str:
+        return "\n".join(f"  {prefix + key:{width}}{text}" for key, text in meanings.items())
+
+    return f"""python -m neuronbench_infra
+
+The CDK application of neuronbench: what an AWS account needs to run benchmarks on boxes with Trainium and Inferentia.
+Without arguments it makes the templates in cdk.out, or says what is wrong with the settings; that needs Node.js and no
+account. The CDK's command runs it to deploy (infra/README.md):
+
+  npx aws-cdk@2 deploy neuronbench-base -c {PREFIX}budget-usd=500 -c {PREFIX}budget-mail=you@example.com
+
+Settings are keys of the CDK's context, -c {PREFIX}KEY=VALUE or in cdk.json, or variables, {ENV_PREFIX}KEY=VALUE
+with the key in capitals and _ for -. The context goes before the variable, that before the default. A key that does
+not exist is an error. The budget has no default: say budget-usd, an amount or none.
+
+{listed("", GENERAL)}
+
+For each kind of box, KIND being {", ".join(KINDS)}:
+
+{listed("KIND-", OF_A_KIND)}
+
+Exit status: 0 templates are made, 1 a setting is wrong or a rule of cdk-nag is broken, 2 wrong usage."""
+
+
 def env_name(key: str) -> str:
     """The variable that says the same as a key of the context."""
     return ENV_PREFIX + key.upper().replace("-", "_")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import sys
 from typing import Any
 
 import pytest
-from neuronbench_infra.keys import KINDS, PREFIX, SettingsError, env_name, known_keys
+from neuronbench_infra.__main__ import main
+from neuronbench_infra.keys import GENERAL, KINDS, OF_A_KIND, PREFIX, SettingsError, env_name, known_keys
 from neuronbench_infra.settings import AMI_PARAMETERS, INSTANCE_TYPES, Settings, read_settings
 
 from neuronbench.catalog.instances import instances
@@ -43,6 +46,20 @@ def test_default_boxes_are_the_smallest_of_their_kind_in_the_catalogue() -> None
         smallest = min((each for each in instances() if each.family == kind), key=lambda each: each.vcpus)
         assert smallest.name == name
     assert set(AMI_PARAMETERS) == set(KINDS)
+
+
+def test_help_explains_what_it_is_and_every_key_without_node(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "aws_cdk", None)  # an import of it fails
+    monkeypatch.setattr(sys, "argv", ["neuronbench_infra", "--help"])
+    assert main() == 0
+    told = capsys.readouterr().out
+    assert told.startswith("python -m neuronbench_infra\n")
+    for key, text in {**GENERAL, **{f"KIND-{key}": text for key, text in OF_A_KIND.items()}}.items():
+        assert re.search(rf"^  {key} +{re.escape(text)}$", told, flags=re.MULTILINE), key
+    assert main(["deploy"]) == 2
+    assert "deploy: no arguments are taken" in capsys.readouterr().err
 
 
 def test_context_goes_before_the_environment_and_that_before_defaults() -> None:
