@@ -5,45 +5,35 @@ Knows nothing of pytest. The pytest plugin drives it; so could anything else.
 
 from __future__ import annotations
 
-import contextlib
-import traceback as traceback_module
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from neuronbench.booting import EXTERNAL, boot, open_boot
 from neuronbench.model import (
     Environment,
-    Failure,
     FrozenMap,
     Json,
     Outcome,
     Point,
     Provenance,
     Record,
-    RecordKind,
     ResourceRef,
     ResourceSpec,
-    slug,
 )
 from neuronbench.plugins import Plugins, warn
-from neuronbench.protocols import BootContext, BootError, Probe, Progress, Resource, Sink, Unsupported
-from neuronbench.records import OpenRecord, copy_logs, redacted, shown
+from neuronbench.protocols import Probe, Progress, Resource, Sink, Unsupported
+from neuronbench.records import OpenRecord, redacted, shown
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
     from neuronbench.pool import Pool
     from neuronbench.receipts import Evidence, ReceiptStore
 
-FLOOR = "floor"
+FLOOR: Final = "floor"
 """Part of the workload of the record that says what the host can do at best."""
-
-
-EXTERNAL: Final = "external"
-"""Provider of a server that somebody else runs: nothing is booted, and nothing of it is known but what it says."""
-
-
 PROFILE: Final = "profile"
 """Parameter of a point (`--nb-profile`): have the hardware's runtime capture a profile. A backend that can names its
 tools in `profilers`; a provider that does not know the parameter has to refuse it."""
@@ -327,91 +317,9 @@ class Session:
         return partial(spawn, pid_dir=self.folder / "pids")
 
     def _boot(self, spec: ResourceSpec) -> Resource:
-        """Boot `spec` and record it, whatever comes of it."""
-        kind = record_kind(spec.kind)
-        point = Point(
-            benchmark="",
-            lane=self._lane_of(spec),
-            backend=spec.backend,
-            params=shown(spec),
-            id=f"{kind}-{spec.id}" + (f"-{slug(self.settings.part)}" if self.settings.part else ""),
-        )
-        earlier = sum(record.kind == kind and record.point.id == point.id for record in self.records)
-        name = f"{point.id}-{earlier + 1}" if earlier else point.id
-        opened = self.open_record(
-            point,
-            kind=kind,
-            name=name,
-            provenance=self.provenance(spec.backend),
-            resource=ResourceRef(id=spec.id, kind=spec.kind, spec=shown(spec)),
-            environment=self.environment(spec.backend, external=spec.provider == EXTERNAL),
-        )
-        record = opened.record
-        self._boot_receipts[spec.key] = record.receipt_id
-        # The server goes on writing its log after the boot record is closed, and receipts are never rewritten: it
-        # writes to the session's folder, and the record gets a copy.
-        live = self.folder / "resources" / name
-        live.mkdir(parents=True)
-        context = BootContext(
-            backend=self.plugins.backend(spec.backend),
-            settings=self.settings,
-            folder=live,
-            deadline_s=self.settings.deadlines.boot,
-            progress=self.progress,
-            spawn=self.spawn,
-        )
-        try:
-            resource = self._booted(spec, context)
-        except BootError as error:
-            error.facts["boot_receipt"] = record.receipt_id
-            record.error = error.failure
-            record.add(*error.metrics)
-            record.resource = ResourceRef(id=spec.id, kind=spec.kind, spec=shown(spec), facts=FrozenMap(error.facts))
-            timed_out = error.failure.kind.endswith("timeout")
-            copy_logs(live, opened.folder)
-            self.commit(opened, Outcome.TIMEOUT if timed_out else Outcome.ERROR)
-            raise
-        except KeyboardInterrupt:
-            record.error = Failure(kind="interrupted", phase="boot", message="interrupted while booting")
-            copy_logs(live, opened.folder)
-            self.commit(opened, Outcome.INTERRUPTED)
-            raise
-        except BaseException as error:
-            failure = Failure(
-                kind="provider_error",
-                phase="boot",
-                message=f"{type(error).__name__}: {error}",
-                causal_line=f"{type(error).__name__}: {error}",
-                remedy=f"this is a defect of the provider {spec.provider!r}; the traceback is in the receipt",
-                traceback=traceback_module.format_exc(),
-            )
-            record.error = failure
-            copy_logs(live, opened.folder)
-            self.commit(opened, Outcome.ERROR)
-            raise BootError(failure) from error
-        try:
-            record.add(*resource.boot_metrics)
-            record.resource = ResourceRef(id=spec.id, kind=spec.kind, spec=shown(spec), facts=FrozenMap(resource.facts))
-            copy_logs(live, opened.folder)
-            self.commit(opened, Outcome.OK)
-        except BaseException:  # nobody holds it yet, so nobody else could stop it
-            with contextlib.suppress(Exception):
-                resource.stop()
-            raise
-        return resource
-
-    def _booted(self, spec: ResourceSpec, context: BootContext) -> Resource:
-        if spec.provider == EXTERNAL:
-            from neuronbench.serving.openai_server import attach
-
-            return attach(spec, context)
-        return self.plugins.boot(spec, context)
-
-    def _lane_of(self, spec: ResourceSpec) -> str:
-        for lane in self.plugins.lanes:
-            if spec.kind in lane.needs:
-                return str(lane.name)
-        return spec.kind
+        opened = open_boot(self, spec)
+        self._boot_receipts[spec.key] = opened.record.receipt_id
+        return boot(self, spec, opened)
 
     def reference(self, resource: Resource) -> ResourceRef:
         """How a record cites `resource`; what has a part of the machine only says how many cores that is."""
@@ -456,8 +364,3 @@ class Session:
                 except Exception as error:
                     warn(f"sink {sink.name!r} failed to close: {error}")
             self.plugins.session_finished(self, status)
-
-
-def record_kind(resource_kind: str) -> RecordKind:
-    """How the record of making a resource is called: what is compiled has a record of its compile."""
-    return "compile" if resource_kind == "compiled_model" else "boot"
