@@ -1,10 +1,10 @@
 """The supervisor of one child tree: `python -I -S guard.py LIFELINE_FD STATUS_FD NAME`.
 
-Standard library only and started by file path, so that it runs with any interpreter and starts in milliseconds. It is
-the parent of the child, and waits without using the CPU for one of: the child's end, a message on the lifeline pipe,
-the lifeline's end (the harness is gone, whatever ended it), the end of the owner process itself (a fork of the harness
-may still hold the lifeline), or a signal. In every case it leaves no descendant behind: SIGTERM, a time of grace,
-SIGKILL until nothing is left.
+Standard library only, all in one file, and started by its path, so that it runs with any interpreter and starts in
+milliseconds. It is the parent of the child, and waits without using the CPU for one of: the child's end, a message on
+the lifeline pipe, the lifeline's end (the harness is gone, whatever ended it), the end of the owner process itself (a
+fork of the harness may still hold the lifeline), or a signal. In every case it leaves no descendant behind: SIGTERM, a
+time of grace, SIGKILL until nothing is left.
 
 On Linux the guard is a *child subreaper*: a descendant whose parent died becomes a child of the guard, whatever session
 or process group it moved to, so "no children left" is exactly "the tree is gone". Elsewhere only the child's process
@@ -21,7 +21,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from typing import Any, NoReturn, TypedDict
@@ -54,7 +53,7 @@ def created(pid: int) -> str | None:
     set; elsewhere what `ps` says, to the second. A zombie has ended.
     """
     if sys.platform == "linux":
-        fields = _stat(pid)
+        fields = stat_fields(pid)
         return None if fields is None or fields[0] in "ZX" else f"ticks:{fields[19]}"
     state, _, text = _ps("-o", "stat=,lstart=", "-p", str(pid)).strip().partition(" ")
     return f"ps:{text.strip()}" if text and not state.startswith("Z") else None
@@ -86,31 +85,19 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def members(session: int, *, since: str) -> list[int]:
-    """Processes of a session whose leader was created at `since` (see `created`); none where that cannot be told."""
-    if not since.startswith("ticks:"):
-        return []
-    first, found = int(since.removeprefix("ticks:")), []
-    for entry in os.listdir("/proc"):
-        fields = _stat(int(entry)) if entry.isdecimal() else None
-        if fields is not None and int(fields[3]) == session and int(fields[19]) >= first:
-            found.append(int(entry))
-    return found
-
-
 def _parents() -> list[tuple[int, int]]:
     if sys.platform != "linux":
         lines = (line.split() for line in _ps("-A", "-o", "pid=,ppid=").splitlines())
         return [(int(fields[0]), int(fields[1])) for fields in lines if len(fields) == 2]
     pairs = []
     for entry in os.listdir("/proc"):
-        if entry.isdecimal() and (fields := _stat(int(entry))) is not None:
+        if entry.isdecimal() and (fields := stat_fields(int(entry))) is not None:
             pairs.append((int(entry), int(fields[1])))
     return pairs
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat after the command, which may itself hold blanks and parentheses: state, ppid, ..."""
+def stat_fields(pid: int) -> list[str] | None:
+    """/proc/PID/stat after the command (which may have blanks, brackets): state, ppid, ...; None if not to be had."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
@@ -119,6 +106,8 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _ps(*arguments: str) -> str:
+    import subprocess  # late: Linux does without, and a guard has to be there soon
+
     result = subprocess.run(
         ["ps", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
     )
@@ -159,6 +148,8 @@ def _pidfd(pid: int) -> int | None:
 
 
 class Guard:
+    """One child and all that comes of it: `run` returns when nothing of it is left, or nothing was started."""
+
     def __init__(self, lifeline: int, status: int) -> None:
         self.lifeline, self.status = lifeline, status
         self.buffer = b""
@@ -207,15 +198,13 @@ class Guard:
     # -- start
 
     def _read_order(self) -> bytes | None:
-        chunks = []
-        while True:
+        while b"\n" not in self.buffer:
             data = os.read(self.lifeline, 1 << 16)
             if not data:
                 return None  # the harness is gone already: nothing was started
-            chunks.append(data)
-            if b"\n" in data:
-                line, _, self.buffer = b"".join(chunks).partition(b"\n")
-                return line
+            self.buffer += data
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        return line
 
     def _start(self, order: Order) -> bool:
         """Fork the child, write the pid file while it waits, let it go. False when it could not be started."""

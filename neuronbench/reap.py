@@ -118,7 +118,7 @@ def _tree(*roots: tuple[int, str], session: tuple[int, str] | None = None) -> li
     """
     found: dict[int, str] = {}
     if session is not None and guard.created(session[0]) is None:
-        for pid in guard.members(session[0], since=session[1]):
+        for pid in _members(session[0], since=session[1]):
             if (created := guard.created(pid)) is not None:
                 found[pid] = created
     for root in roots:
@@ -146,3 +146,15 @@ def _wait(processes: list[tuple[int, str]], seconds: float) -> list[tuple[int, s
     while (alive := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return alive
+
+
+def _members(session: int, *, since: str) -> list[int]:
+    """Processes of a session whose leader was created at `since` (see `guard.created`); none where that is not told."""
+    if not since.startswith("ticks:"):
+        return []
+    first, found = int(since.removeprefix("ticks:")), []
+    for entry in os.listdir("/proc"):
+        fields = guard.stat_fields(int(entry)) if entry.isdecimal() else None
+        if fields is not None and int(fields[3]) == session and int(fields[19]) >= first:
+            found.append(int(entry))
+    return found
