@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def own_process_and_cache(project, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def project(project: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs of a process of their own, by the host's clock."""
     project.in_process = False
     monkeypatch.setenv("NEURONBENCH_CACHE_DIR", str(project.path / "cache"))
+    return project
 
 
-def by_behaviour(project) -> dict[str, dict[str, Any]]:
-    return {record["point"]["params"].get("behaviour", "plain"): record for record in project.records()}
+def of_file(project: Any, name: str, param: str = "behaviour") -> dict[str, dict[str, Any]]:
+    """Records of the benchmarks in that file, by a parameter."""
+    return {
+        record["point"]["params"].get(param): record
+        for record in project.records()
+        if record["point"]["benchmark"].startswith(f"bench_{name}.py")
+    }
 
 
 def failed_gates(record: dict[str, Any]) -> set[str]:
@@ -43,16 +51,93 @@ def bench_both_and_agreement(compiled_model, measure):
 """
 
 
-def test_loops_are_recorded_with_bounds_gates_and_every_call_and_one_compile_serves_them(project) -> None:
-    project.bench(LOOPS)
-    result = project.run("-m", "fake and encoder", "-v")
-    result.assert_outcomes(passed=3)
-    result.stdout.fnmatch_lines(["*PASSED*p50*ms*", "compiles: 1 compiled, 0 from the cache"])
-    (made,) = project.records("compile")
+TRAPS = {
+    "asynchronous": "timer_escapes_device",
+    "queued": "timer_escapes_device",
+    "nan": "non_finite_output",
+    "turns_nan": "non_finite_output",
+    "too_fast": "implausible",
+    "ignores_mask": "mask_ignored",
+}
+TRAP_BENCH = f"""
+@pytest.mark.parametrize("behaviour", {["plain", *TRAPS]!r})
+@nb.bench(lane="encoder", params={{"work_us": 2000}})
+def bench_trap(compiled_model, measure, behaviour):
+    measure.latency(compiled_model, calls=150)
+"""
+WAYS = {
+    "end_kill": "killed",
+    "end_exit": "worker_exited",
+    "end_raise": "worker_exception",
+    "end_memory": "host_oom",
+}
+WAYS_BENCH = f"""
+@pytest.mark.parametrize("behaviour", {[name for way in WAYS for name in (way, f"after_{way}")]!r})
+@nb.bench(lane="encoder")
+def bench_way(compiled_model, measure, behaviour):
+    measure.latency(compiled_model, calls=30)
+
+@pytest.mark.parametrize("again", [1, 2])
+@nb.bench(lane="encoder", params={{"behaviour": "end_kill"}})
+def bench_again(compiled_model, measure, again):
+    measure.latency(compiled_model, calls=30)
+"""
+GARBAGE_BENCH = """
+@pytest.mark.parametrize("behaviour", ["end_print", "end_garbage", "end_babble", "after_babble"])
+@nb.bench(lane="encoder", params={"work_us": 500})
+def bench_garbage(compiled_model, measure, behaviour):
+    measure.latency(compiled_model, calls=60)
+"""
+HANG_BENCH = """
+@pytest.mark.parametrize("behaviour", ["end_hang", "after_hang"])
+@nb.bench(lane="encoder", params={"work_us": 400})
+def bench_hang(compiled_model, behaviour):
+    if behaviour == "end_hang":
+        compiled_model._plan.call_deadline_s = 5.0
+    compiled_model.latency(calls=30)
+"""
+BY_BENCHMARK = """
+@pytest.mark.parametrize("behaviour", ["asynchronous", "too_fast", "nan", "ignores_mask"])
+@nb.bench(lane="encoder", params={"work_us": 3000})
+def bench_call(compiled_model, benchmark, behaviour):
+    benchmark.pedantic(compiled_model.call, rounds=10)
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(whole: Any) -> Any:
+    """One run for all tests that look at what loops, traps and ends leave: by the toys' own clock."""
+    project = whole(
+        bench_loops=LOOPS, bench_traps=TRAP_BENCH, bench_ways=WAYS_BENCH, bench_garbage=GARBAGE_BENCH,
+        bench_hang=HANG_BENCH, bench_by_benchmark=BY_BENCHMARK,
+    )  # fmt: skip
+    project.outcomes = project.run("-m", "fake and encoder", "-v")
+    return project
+
+
+def test_every_point_runs_whatever_became_of_the_one_before(ran: Any) -> None:
+    assert ran.outcomes == {"passed": 3 + 7 + 4 + 3 + 1 + 4, "failed": 4 + 2 + 1 + 1}, ran.said
+
+
+def test_loops_are_recorded_with_bounds_gates_and_every_call_and_one_compile_serves_them(ran: Any) -> None:
+    project = ran
+    assert re.search(r"PASSED .*p50.*ms", ran.said)
+    assert re.search(r"^compiles: 1 compiled, \d+ from the cache$", ran.said, re.MULTILINE)
+    first = next(record for record in project.records() if record["point"]["benchmark"].endswith("bench_latency"))
+    (made,) = [
+        each for each in project.records("compile")
+        if f"{each['session']}/{each['name']}" == first["resource"]["boot_receipt"]
+    ]  # fmt: skip
     assert made["outcome"] == "ok"
     assert made["name"].startswith("compile-compiled_model-")
-    assert made["metrics"]["cache_misses_artifacts"]["value"] == 1
-    records = {record["point"]["benchmark"].rpartition("bench_")[2]: record for record in project.records()}
+    compiled = [each for each in project.records("compile") if each["outcome"] == "ok"]
+    assert sum(each["metrics"]["cache_misses_artifacts"]["value"] for each in compiled) == 1
+    records = {
+        record["point"]["benchmark"].rpartition("bench_")[2]: record
+        for record in project.records()
+        if record["point"]["benchmark"].startswith("bench_loops.py")
+    }
+    assert len(records) == 3
     assert all(record["resource"]["boot_receipt"] == f"{made['session']}/{made['name']}" for record in records.values())
 
     latency = records["latency"]
@@ -81,52 +166,20 @@ def test_loops_are_recorded_with_bounds_gates_and_every_call_and_one_compile_ser
     assert both["metrics"]["max_abs_err"]["value"] == 0
 
 
-def test_every_trap_is_invalid_by_its_gate_and_honest_points_around_it_are_not(project) -> None:
-    traps = {
-        "asynchronous": "timer_escapes_device",
-        "queued": "timer_escapes_device",
-        "nan": "non_finite_output",
-        "turns_nan": "non_finite_output",
-        "too_fast": "implausible",
-        "ignores_mask": "mask_ignored",
-    }
-    project.bench(
-        f'@pytest.mark.parametrize("behaviour", {["plain", *traps]!r})\n'
-        '@nb.bench(lane="encoder", params={"work_us": 2000})\n'
-        "def bench_trap(compiled_model, measure, behaviour):\n    measure.latency(compiled_model, calls=150)\n"
-    )
-    result = project.run("-m", "fake and encoder", "-v")
-    result.assert_outcomes(passed=7)
-    records = by_behaviour(project)
+def test_every_trap_is_invalid_by_its_gate_and_honest_points_around_it_are_not(ran: Any) -> None:
+    records = of_file(ran, "traps")
     assert failed_gates(records["plain"]) == set()
-    for behaviour, gate in traps.items():
+    for behaviour, gate in TRAPS.items():
         assert gate in failed_gates(records[behaviour]), behaviour
         assert records[behaviour]["validity"] == "invalid"
         assert records[behaviour]["metrics"]["latency_mean_ms"]["n"] == 150
-    result.stdout.fnmatch_lines(["*INVALID*p50*ms*"])  # a line of progress may stand before it
-    result.stdout.fnmatch_lines(["*invalid: mask_ignored*padding*"])
+    assert re.search(r"INVALID.*p50.*ms", ran.said)
+    assert re.search(r"invalid: mask_ignored.*padding", ran.said)
 
 
-def test_every_way_of_failing_is_classified_and_the_next_point_runs(project) -> None:
-    ways = {
-        "end_kill": "killed",
-        "end_exit": "worker_exited",
-        "end_raise": "worker_exception",
-        "end_memory": "host_oom",
-    }
-    order = [name for way in ways for name in (way, f"after_{way}")]
-    project.bench(
-        f'@pytest.mark.parametrize("behaviour", {order!r})\n'
-        '@nb.bench(lane="encoder")\n'
-        "def bench_way(compiled_model, measure, behaviour):\n    measure.latency(compiled_model, calls=30)\n"
-        '@pytest.mark.parametrize("again", [1, 2])\n'
-        '@nb.bench(lane="encoder", params={"behaviour": "end_kill"})\n'
-        "def bench_again(compiled_model, measure, again):\n    measure.latency(compiled_model, calls=30)\n"
-    )
-    result = project.run("-m", "fake and encoder")
-    result.assert_outcomes(passed=len(ways), failed=len(ways) + 2)
-    records = {record["point"]["id"]: record for record in project.records()}
-    for way, kind in ways.items():
+def test_every_way_of_failing_is_classified_and_the_next_point_runs(ran: Any) -> None:
+    records = {record["point"]["id"]: record for record in ran.records()}
+    for way, kind in WAYS.items():
         failed = records[f"encoder.way-fake-behaviour={way}"]
         assert failed["outcome"] == "error", way
         assert failed["error"]["kind"] == kind
@@ -138,19 +191,13 @@ def test_every_way_of_failing_is_classified_and_the_next_point_runs(project) -> 
     assert raised["error"]["log"] in raised["attachments"]
     # A model that was killed is made again for the next point that needs it, from the artifact that is there.
     assert [record["error"]["kind"] for id, record in records.items() if "again" in id] == ["killed", "killed"]
-    names = [record["name"] for record in project.records("compile")]
-    assert sum(name.endswith("-2") for name in names) == 1
+    boots = [record["resource"]["boot_receipt"] for id, record in records.items() if "again" in id]
+    assert len(set(boots)) == 2
+    assert sum(name.endswith("-2") for name in boots) == 1
 
 
-def test_garbage_of_a_worker_is_put_aside_or_classified_and_the_next_point_runs(project) -> None:
-    order = ["end_print", "end_garbage", "end_babble", "after_babble"]
-    project.bench(
-        f'@pytest.mark.parametrize("behaviour", {order!r})\n'
-        '@nb.bench(lane="encoder", params={"work_us": 500})\n'
-        "def bench_it(compiled_model, measure, behaviour):\n    measure.latency(compiled_model, calls=60)\n"
-    )
-    project.run("-m", "fake and encoder").assert_outcomes(passed=3, failed=1)
-    records = by_behaviour(project)
+def test_garbage_of_a_worker_is_put_aside_or_classified_and_the_next_point_runs(ran: Any) -> None:
+    records = of_file(ran, "garbage")
     for behaviour in ("end_print", "end_garbage", "after_babble"):
         assert records[behaviour]["outcome"] == "ok", behaviour
         assert failed_gates(records[behaviour]) == set(), behaviour
@@ -161,16 +208,12 @@ def test_garbage_of_a_worker_is_put_aside_or_classified_and_the_next_point_runs(
     assert lost["error"]["log"] in lost["attachments"]
 
 
-def test_a_worker_that_hangs_is_a_timeout(project) -> None:
-    project.bench(
-        '@pytest.mark.parametrize("behaviour", ["end_hang", "plain"])\n@nb.bench(lane="encoder")\n'
-        "def bench_it(compiled_model, behaviour):\n"
-        "    compiled_model._plan.call_deadline_s = 1.0\n    compiled_model.latency(calls=30)\n"
-    )
-    project.run("-m", "fake and encoder").assert_outcomes(passed=1, failed=1)
-    hung = by_behaviour(project)["end_hang"]
+def test_a_worker_that_hangs_is_a_timeout(ran: Any) -> None:
+    records = of_file(ran, "hang")
+    hung = records["end_hang"]
     assert (hung["outcome"], hung["error"]["kind"]) == ("timeout", "worker_timeout")
     assert hung["error"]["causal_line"] == "about to hang"
+    assert records["after_hang"]["outcome"] == "ok"
 
 
 BENCH = '@nb.bench(lane="encoder", params={"work_us": 100, "flags": FLAGS})\ndef bench_it(compiled_model):\n    pass\n'
@@ -193,19 +236,25 @@ def test_a_second_session_compiles_nothing_and_says_so_and_another_flag_compiles
     assert [json.loads(line)["event"] for line in journal] == ["miss", "published", "hit", "miss", "published"]
 
 
-@pytest.mark.parametrize(("flag", "kind"), [("break", "worker_exception"), ("die", "killed")])
-def test_a_compile_that_fails_is_a_record_and_is_tried_again_in_the_next_session(project, flag, kind) -> None:
-    project.bench(BENCH.replace("FLAGS", f"{{'{flag}': True}}"))
+def test_a_compile_that_fails_is_a_record_and_is_tried_again_in_the_next_session(project) -> None:
+    kinds = {"break": "worker_exception", "die": "killed"}
+    project.bench(
+        f'@pytest.mark.parametrize("flags", [{{"break": True}}, {{"die": True}}], ids={list(kinds)!r})\n'
+        '@nb.bench(lane="encoder", params={"work_us": 100})\ndef bench_it(compiled_model, flags):\n    pass\n'
+    )
     for _ in range(2):
-        project.run("-m", "fake and encoder").assert_outcomes(errors=1)
-    first, second = project.records("compile")
-    for record in (first, second):
-        assert record["outcome"] == "error"
-        assert record["error"]["kind"] == kind
-        assert record["error"]["phase"] == "boot"
-    failure = next((project.path / "cache" / "artifacts").glob("*.failure.json"))
-    assert json.loads(failure.read_text())["times"] == 2
-    (project.path / "cache" / "artifacts" / failure.name).unlink()
+        project.run("-m", "fake and encoder").assert_outcomes(errors=2)
+    for flag, kind in kinds.items():
+        both = [made for made in project.records("compile") if flag in made["resource"]["spec"]["flags"]]
+        assert len(both) == 2
+        for record in both:
+            assert record["outcome"] == "error"
+            assert record["error"]["kind"] == kind
+            assert record["error"]["phase"] == "boot"
+    failures = list((project.path / "cache" / "artifacts").glob("*.failure.json"))
+    assert [json.loads(failure.read_text())["times"] for failure in failures] == [2, 2]
+    for failure in failures:
+        failure.unlink()
 
 
 CALL = """
@@ -258,15 +307,8 @@ def test_pytest_benchmark_times_a_compiled_model_by_the_workers_clock(project) -
         again.stdout.fnmatch_lines([row])
 
 
-def test_traps_do_not_pass_by_pytest_benchmark_either(project) -> None:
-    project.bench(
-        '@pytest.mark.parametrize("behaviour", ["asynchronous", "too_fast", "nan", "ignores_mask"])\n'
-        '@nb.bench(lane="encoder", params={"work_us": 3000})\n'
-        "def bench_call(compiled_model, benchmark, behaviour):\n"
-        "    benchmark.pedantic(compiled_model.call, rounds=10)\n"
-    )
-    project.run("-m", "fake and encoder").assert_outcomes(passed=4)
-    records = by_behaviour(project)
+def test_traps_do_not_pass_by_pytest_benchmark_either(ran: Any) -> None:
+    records = of_file(ran, "by_benchmark")
     assert "timer_escapes_device" in failed_gates(records["asynchronous"])
     assert "implausible" in failed_gates(records["too_fast"])
     assert "non_finite_output" in failed_gates(records["nan"])
