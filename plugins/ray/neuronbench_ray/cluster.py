@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -103,7 +105,8 @@ def connected(address: str | None = None) -> Iterator[Any]:
     else:
         where = _answering(where)
     try:
-        ray.init(address=where, **options)
+        with own_sigterm():
+            ray.init(address=where, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ClusterError(f"no connection to the Ray cluster at {where}: {first}", remedy=HOW_TO_START) from error
@@ -111,6 +114,30 @@ def connected(address: str | None = None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def own_sigterm() -> Iterator[None]:
+    """What this process does on SIGTERM is afterwards what it was: Ray has it print where its threads stand, and exit.
+
+    For one that comes within, it does so at the end.
+    """
+    if threading.current_thread() is not threading.main_thread():  # Ray leaves handlers alone there
+        yield
+        return
+    before, came = signal.getsignal(signal.SIGTERM), False
+    try:
+        yield
+    except SystemExit as end:
+        if end.code != signal.SIGTERM:  # what Ray's own handler ends with
+            raise
+        came = True
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+    if came:
+        signal.raise_signal(signal.SIGTERM)
+        raise KeyboardInterrupt(signal.SIGTERM.name)  # there is no connection, whatever it was taken for
 
 
 def _answering(address: str) -> str:

@@ -376,6 +376,7 @@ def test_what_killed_agents_left_behind_is_removed_and_nothing_else(
     second = agent.Agent("127.0.0.1", 9)
     assert len(list(tmp_path.iterdir())) == 3  # the first one's is held
     assert isinstance(first.clock(), str)  # nobody there; said, not raised
+    assert first.room() == ""
     first.close()
     second.close()
     assert list(tmp_path.iterdir()) == [foreign]

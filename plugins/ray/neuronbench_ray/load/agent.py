@@ -30,13 +30,16 @@ CHUNK_BYTES: Final = 4 << 20
 WATCH_S: Final = 10.0
 """Between two looks at the clock while the load runs; each is a few round trips of one byte."""
 WATCH_ROUNDS: Final = 8
+LEAST_BYTES: Final = 1 << 20
+"""Room for records that there has to be."""
 
 
 def source_digest() -> str:
-    """Of the client's code: nodes that differ in it are not one client."""
+    """Of the client's code and of what runs it on a node: nodes that differ in it are not one client."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted((Path(neuronbench.__file__).parent / "load").glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for folder in (Path(neuronbench.__file__).parent / "load", Path(__file__).parent):
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -65,6 +68,9 @@ class Agent:
         self._processes: dict[int, Any] = {}
         self._said: list[tuple[int, int, str | None]] = []
         """Number, driver, line; None for a line: it has ended."""
+        self._failed: dict[int, str] = {}
+        """Driver → why it left no result."""
+        self._stopped: set[int] = set()
         self._count = 0
         self._news = threading.Condition()
         self._readings: list[clocks.Reading] = []
@@ -115,6 +121,16 @@ class Agent:
         """Digest of each file that came."""
         return {name: digest.hexdigest() for name, digest in self._written.items()}
 
+    def room(self) -> str:
+        """Why records cannot be kept here; empty when they can."""
+        try:
+            with tempfile.TemporaryFile(dir=self._out) as file:
+                file.write(bytes(LEAST_BYTES))
+                file.flush()
+        except OSError as error:
+            return f"less than {LEAST_BYTES >> 20} MiB can be written to {self._out}: {error}"
+        return ""
+
     # -- the load
 
     def start(self, index: int, options: str, api_key: str | None) -> None:
@@ -132,8 +148,17 @@ class Agent:
     def _listen(self, index: int, process: Any) -> None:
         for line in crews.LocalHand(process).lines():
             self._say(index, line.decode(errors="replace") if isinstance(line, bytes) else line)
-        process.wait()
+        self._failed[index] = self._why(index, process.wait())
         self._say(index, None)
+
+    def _why(self, index: int, status: int) -> str:
+        """Why driver `index` left no result; empty where it did, and where it was not to."""
+        if index in self._stopped or (self._out / f"driver-{index}.json").exists():
+            return ""
+        ended = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        said = (self._folder / f"driver-{index}.log").read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(said) if line.strip()), "")  # cut off, where there is no room
+        return "; ".join(filter(None, (f"load driver {index} {ended} and left no result", self.room() or last)))
 
     def _say(self, index: int, line: str | None) -> None:
         with self._news:
@@ -156,8 +181,10 @@ class Agent:
         """What `watch` found."""
         return list(self._readings)
 
-    def hear(self, after: int, timeout_s: float) -> list[tuple[int, int, str | None, int | None]]:
-        """What drivers said, with number, driver, line, and exit status for one that ended; from number `after` + 1 on.
+    def hear(self, after: int, timeout_s: float) -> list[tuple[int, int, str | None, int | None, str]]:
+        """What drivers said: number, driver, line, and of one that ended its status and why it left no result, if so.
+
+        From number `after` + 1 on.
 
         Waits up to `timeout_s` for news. Numbers up to `after` have arrived and are forgotten.
         """
@@ -167,7 +194,9 @@ class Agent:
                 self._news.wait(timeout_s)
             said = list(self._said)
         return [
-            (number, index, line, self._processes[index].poll() if line is None else None)
+            (number, index, line, None, "")
+            if line is not None
+            else (number, index, line, self._processes[index].poll(), self._failed[index])
             for number, index, line in said
         ]
 
@@ -178,6 +207,8 @@ class Agent:
     def stop(self, index: int) -> None:
         """End a driver; returns when it has ended."""
         if index in self._processes:
+            if self._processes[index].poll() is None:
+                self._stopped.add(index)
             self._processes[index].terminate()
 
     # -- after the load

@@ -14,7 +14,8 @@ from neuronbench.load.crew import INSTALL, Hand, Node, Order, Shift, unavailable
 from neuronbench.load.engine import Target
 from neuronbench_ray import cluster
 from neuronbench_ray.load import agent, clocks, parts
-from neuronbench_ray.load.station import NodeLost, Station
+from neuronbench_ray.load.ending import Ending
+from neuronbench_ray.load.station import MAKE_ROOM, NodeLost, Station
 
 LEAST_AHEAD_NS: Final = 50_000_000
 MOST_AHEAD_NS: Final = 500_000_000
@@ -25,13 +26,18 @@ CALLS: Final = 10
 class RayCrew:
     """Drivers on `nodes` nodes of the cluster that `RAY_ADDRESS` names; 0 for all that are meant for load."""
 
-    def __init__(self, nodes: int, *, address: str | None = None) -> None:
-        self._wanted, self._address = nodes, address
+    def __init__(self, nodes: int, *, address: str | None = None, ending: Ending | None = None) -> None:
+        """`ending`: of the command that this is all for; without, signals are somebody else's."""
+        self._wanted, self._address, self._ending = nodes, address, ending or Ending()
+        self._minds_signals = ending is not None
         self._open = contextlib.ExitStack()
         self._ray: Any = None
         self._known: list[cluster.Node] = []
 
     def size(self, processes: int, base_url: str) -> int:
+        if self._minds_signals:
+            self._ending.begin()
+        self._ending.check()
         return len(self._choose(processes, base_url)) * processes
 
     def _choose(self, processes: int, base_url: str) -> list[cluster.Node]:
@@ -46,19 +52,23 @@ class RayCrew:
 
     def shift(self, order: Order) -> Shift:
         order.say("connecting to the nodes")
-        return RayShift(self._ray, self._choose(order.processes, str(order.options["base_url"])), order)
+        chosen = self._choose(order.processes, str(order.options["base_url"]))
+        return RayShift(self._ray, chosen, order, self._ending)
 
     def close(self) -> None:
-        """Leave the cluster."""
-        self._open.close()
-        self._ray = None
+        """Leave the cluster. Raises `CommandError` when a signal ended what this was for."""
+        try:
+            self._open.close()
+            self._ray = None
+        finally:
+            self._ending.close()
 
 
 class RayShift:
     """The drivers of one load on these nodes."""
 
-    def __init__(self, ray: Any, chosen: Sequence[cluster.Node], order: Order) -> None:
-        self._order = order
+    def __init__(self, ray: Any, chosen: Sequence[cluster.Node], order: Order, ending: Ending) -> None:
+        self._order, self._ending = order, ending
         self._echo = clocks.Echo(cluster.own_address(ray))
         self._stations: list[Station] = []
         try:
@@ -72,15 +82,21 @@ class RayShift:
         except BaseException:
             self._leave()
             raise
+        ending.under_way = self._end
+        ending.loads += 1
 
     def _each(self, do: Callable[[Station], None]) -> None:
-        """On all nodes at once; raises the first error, when all are done."""
+        """On all nodes at once; raises the first error, when all are done. An interrupt waits for none of them."""
         with ThreadPoolExecutor(max_workers=min(len(self._stations), 32)) as pool:
-            for done in [pool.submit(do, station) for station in self._stations]:
-                try:
-                    done.result()
-                except NodeLost as error:
-                    raise unavailable(str(error), error.remedy) from error
+            try:
+                for done in [pool.submit(do, station) for station in self._stations]:
+                    try:
+                        done.result()
+                    except NodeLost as error:
+                        raise unavailable(str(error), error.remedy) from error
+            except KeyboardInterrupt:
+                self._leave()  # calls that are under way end with their agents
+                raise
 
     def _prepare(self, station: Station) -> None:
         order = self._order
@@ -107,6 +123,8 @@ class RayShift:
         size = len(self._stations) * order.processes
         order.say(f"sending the plan to {len(self._stations)} nodes")
         station.send(parts.files(order.plan, station.workers, size))
+        if why := station.call("room"):
+            raise unavailable(f"node {station.name} cannot keep records: {why}", MAKE_ROOM)
         if order.options.get("ca_file"):
             with open(str(order.options["ca_file"]), "rb") as file:
                 station.send([(agent.CA_FILE, file.read())])
@@ -116,8 +134,18 @@ class RayShift:
         station.time_calls()
 
     def start(self, index: int) -> Hand:
+        self._ending.check()
         station = self._stations[index % len(self._stations)]
-        return station.start(index, self._order)
+        hand = station.start(index, self._order)
+        self._ending.check()  # one that came meanwhile has not ended this driver
+        return hand
+
+    def _end(self) -> None:
+        """End all drivers, on all nodes at once; each closes its records."""
+        self._order.say(f"{self._ending.name}: ending the load; again to give it up")
+        with ThreadPoolExecutor(max_workers=min(len(self._stations), 32)) as pool:
+            for station in self._stations:
+                pool.submit(station.stop_all)
 
     def close(self) -> Sequence[Node]:
         try:
@@ -125,6 +153,7 @@ class RayShift:
                 self._order.say(f"fetching the records of {len(self._stations)} nodes")
                 self._each(self._fetch)
         finally:
+            self._ending.under_way = None
             self._leave()
         return [station.seen() for station in self._stations]
 
@@ -143,8 +172,9 @@ class RayShift:
             shift(self._order.out, worker, station.readings[0].offset_ns, wall_ns=realtime_offset_ns())
 
     def _leave(self) -> None:
-        for station in self._stations:
-            station.leave()
+        with ThreadPoolExecutor(max_workers=min(len(self._stations), 32) or 1) as pool:
+            for station in self._stations:
+                pool.submit(station.leave)
         self._echo.close()
 
 
@@ -166,9 +196,14 @@ def _address_of(host: str) -> str:
 
 
 def crew(nodes: int) -> RayCrew:
-    """What the entry point names. Raises `PointFailure` where Ray is not installed."""
+    """What the entry point names, for a command. Raises `PointFailure` where Ray is not installed."""
+    return made(nodes, ending=Ending())
+
+
+def made(nodes: int, *, ending: Ending | None = None) -> RayCrew:
+    """A crew. Raises `PointFailure` where Ray is not installed."""
     try:
         cluster.load_ray()
     except cluster.ClusterError as error:
         raise unavailable(str(error), error.remedy) from error
-    return RayCrew(nodes)
+    return RayCrew(nodes, ending=ending)

@@ -31,10 +31,10 @@ def measuring(record: Any) -> Generator[None, Any, Any]:
     nodes = asked()
     if nodes is None:
         return (yield)
-    from neuronbench_ray.load.crew import crew
+    from neuronbench_ray.load.crew import made  # signals are pytest's
 
     if nodes not in _made:
-        _made[nodes] = crew(nodes)
+        _made[nodes] = made(nodes)
     with crews.using(_made[nodes]):
         return (yield)
 

@@ -23,6 +23,7 @@ GONE_S: Final = 5.0
 SILENT_S: Final = 30.0
 """And one that does not answer at all, so long."""
 STOP_S: Final = 45.0
+MAKE_ROOM: Final = "make room there, or start Ray on that node with TMPDIR on another file system"
 
 
 class NodeLost(Exception):
@@ -49,12 +50,16 @@ class Station:
         self.closed = False
         """The clock was read after the load, too."""
         self.lost = ""
+        """Why it does not answer any more."""
+        self.failed = ""
+        """Why a driver on it left no result, although the node answers: what it recorded until then can be had."""
         self.started = False
         self.slowest_ns = 0
         """What the slowest of a few calls took."""
         self._ray = ray
         self._hands: dict[int, RemoteHand] = {}
         self._leaving = threading.Event()
+        self._left = False
         self._agent = (
             ray.remote(Agent)
             .options(
@@ -88,7 +93,8 @@ class Station:
             if "ModuleNotFoundError" in text or "No module named" in text:
                 line = next((line.strip() for line in text.splitlines() if "No module named" in line), text)
                 raise NodeLost(f"node {self.name} cannot run the agent: {line}", INSTALL) from error
-            raise NodeLost(f"node {self.name}: {_words(error)}") from error
+            full = "No space left on device" in text or "No usable temporary directory" in text
+            raise NodeLost(f"node {self.name}: {_words(error)}", MAKE_ROOM if full else "") from error
 
     def send(self, files: Iterable[tuple[str, bytes]]) -> None:
         """Send files piece by piece, a few under way at a time; raises `NodeLost` when something arrived otherwise."""
@@ -163,8 +169,8 @@ class Station:
                 self.lose(f"{type(error).__name__}: {error}")
             else:
                 heard = time.monotonic()
-                for number, index, line, status in news:
-                    after = number
+                for number, index, line, status, why in news:
+                    after, self.failed = number, self.failed or why
                     if index in self._hands:
                         self._hands[index].heard(line, status)
 
@@ -186,7 +192,13 @@ class Station:
             try:
                 self.call("stop", index, timeout_s=STOP_S)
             except NodeLost as error:
-                self.lose(str(error))
+                if not self._leaving.is_set():
+                    self.lose(str(error))
+
+    def stop_all(self) -> None:
+        """End all drivers of the node; whoever waits for them hears of it."""
+        for index in list(self._hands):
+            self.stop(index)
 
     # -- afterwards
 
@@ -213,8 +225,11 @@ class Station:
 
     def leave(self) -> None:
         """Let the node go; whatever still ran there ends."""
+        if self._left:
+            return
+        self._left = True
         self._leaving.set()
-        if not self.lost:
+        if self.facts and not self.lost:  # else no agent is there yet, and it may never be
             try:
                 self.call("close", timeout_s=STOP_S)
             except NodeLost:
@@ -235,7 +250,7 @@ class Station:
             offset_ns=span.offset_ns if span else 0,
             bound_ns=None if lost or span is None else span.bound_ns,
             drift_ns=None if lost or span is None else span.drift_ns,
-            lost=self.lost,
+            lost=self.lost or self.failed,
             facts={
                 "host": self.facts.get("host", self.node.host),
                 "address": self.node.address,
@@ -292,8 +307,13 @@ class RemoteHand:
 
 
 def _words(error: BaseException) -> str:
-    """What Ray says of it, without the pages that follow."""
+    """What Ray says of it, without the pages that follow; of the agent's own error, what that says."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, Exception):  # Ray's wrapper of what a method raised
+        return f"{type(cause).__name__}: {cause}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and "creation task" in lines[0]:  # a traceback, and its last line says what it was
+        return lines[-1][:300]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}"
 
 
