@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,13 @@ ADDRESS = "127.0.0.3"  # Ray takes 127.0.0.1 for "this machine" and puts another
 NODE: Mapping[str, Any] = {
     "num_cpus": 1,
     "resources": {"neuron_cores": 2},
-    "object_store_memory": 80 << 20,
     "node_ip_address": ADDRESS,
-    "include_log_monitor": False,  # it would cost more CPU than all else of a node
 }
+PYTEST = """\
+[tool.pytest.ini_options]
+neuronbench = true
+addopts = ["-p", "no:hypothesispytest", "-p", "no:xdist", "-p", "no:anyio"]  # half of what pytest needs to begin here
+"""
 
 CONFTEST = "from neuronbench.testing.fake_backend import register_backends, register_resources  # noqa: F401\n"
 BENCHMARK = '''
@@ -59,7 +61,7 @@ class Project:
     def __init__(self, folder: Path, address: str) -> None:
         self.root, self.address = folder, address
         (folder / "benchmarks").mkdir(parents=True)
-        (folder / "pyproject.toml").write_text("[tool.pytest.ini_options]\nneuronbench = true\n")
+        (folder / "pyproject.toml").write_text(PYTEST)
         (folder / "neuronbench.toml").write_text('tracking_uri = "off"\n')
         (folder / "conftest.py").write_text(CONFTEST)
         (folder / "benchmarks" / "bench_held.py").write_text(BENCHMARK)
@@ -92,17 +94,6 @@ def ended(run: subprocess.Popen[str], timeout_s: float = 240.0) -> tuple[int, st
         text, _ = run.communicate()
         raise AssertionError(f"it has not ended:\n{text}") from None
     return run.returncode, text
-
-
-def until(what: Callable[[], Any], timeout_s: float = 240.0, *, run: subprocess.Popen[str] | None = None) -> Any:
-    """Wait for something true; a run that ends before it fails at once."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        if run is not None and run.poll() is not None:
-            raise AssertionError(f"it ended with {run.returncode} before that:\n{run.communicate()[0]}")
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
-    return found
 
 
 def held(folder: Path) -> dict[str, dict[str, Any]]:

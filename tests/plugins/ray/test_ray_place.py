@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from place_project import NODE, Project, ended, held, until
+from place_project import NODE, Project, ended, held
+from ray_nodes import add, new_cluster, until
 
 from neuronbench import Outcome
 from neuronbench.shipping import open_shelf
@@ -22,16 +26,22 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Three nodes of two NeuronCores each."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    utils = pytest.importorskip("ray.cluster_utils")
-    made = utils.Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    """Two nodes of two NeuronCores each."""
+    made = new_cluster()
     try:
         for _ in range(2):
-            made.add_node(**NODE)
+            add(made, **NODE)
         yield made
     finally:
         made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def third(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """One more node, and a folder that is first on its Python's path."""
+    modules = tmp_path_factory.mktemp("modules")
+    path = os.pathsep.join(filter(None, [str(modules), os.environ.get("PYTHONPATH", "")]))
+    return add(cluster, **NODE, env_vars={"PYTHONPATH": path}), modules
 
 
 @pytest.fixture
@@ -72,58 +82,11 @@ def test_every_point_is_measured_once_on_a_box_to_itself(project: Project, tmp_p
     assert sorted(name for _, name in open_shelf(shelf).names().whole) == sorted(names), "sent on as they came in"
 
 
-def test_what_is_lost_is_recorded_and_measured_elsewhere(project: Project, cluster: Any, tmp_path: Path) -> None:
-    """A node goes, Ray's worker on another is killed, pytest on the third; then a fourth node joins."""
-    folder = tmp_path / "held"
-    folder.mkdir()
-    run = project.start("--", "benchmarks/bench_held.py", NEURONBENCH_HELD=str(folder))
-    until(lambda: len(held(folder)) == 3, run=run)
-    began = held(folder)
-    names = {node.node_id: node for node in cluster.worker_nodes}
-    (first, lost), (second, worker), (_, alone) = sorted(
-        began.items(), key=lambda pair: not any(pair[0].endswith(name[:6]) for name in names)
-    )
-    node = next(node for name, node in names.items() if first.endswith(name[:6]))
-    cluster.remove_node(node, allow_graceful=False)
-    agent = psutil.Process(worker["pid"]).parent().parent()  # type: ignore[union-attr]
-    assert agent.name().startswith("ray::")
-    agent.send_signal(signal.SIGKILL)
-    os.kill(alone["pid"], signal.SIGKILL)
-
-    def losses() -> list[Any]:
-        return [record for record in project.records() if "--lost" in record.receipt_name]
-
-    until(lambda: len(losses()) == 3, run=run)
-    until(gone(lost["pid"]))  # nothing goes on measuring on a node that is lost
-    until(gone(worker["pid"]))
-    cluster.add_node(**NODE)
-    until(lambda: len(held(folder).keys() - {first}) == 3, run=run)
-    (folder / "go").touch()
-    status, text = ended(run)
-    assert status == 0, text
-    kinds = {record.error.kind: record for record in losses()}
-    assert sorted(kinds) == ["node_lost", "session_died", "worker_lost"], text
-    assert kinds["node_lost"].tags["ray.node"] == first
-    assert kinds["worker_lost"].tags["ray.node"] == second
-    assert "signal 9" in kinds["session_died"].error.causal_line
-    told_kinds = ("node_lost", "worker_lost", "session_died")
-    for told, record in zip((lost, worker, alone), (kinds[kind] for kind in told_kinds), strict=True):
-        assert record.outcome is Outcome.INTERRUPTED
-        assert record.point["number"] == told["number"]
-        assert record.tags["lost_attempt"] == "1"
-        assert record.error.causal_line
-    good = [record for record in project.records() if record.kind == "point" and "--lost" not in record.receipt_name]
-    assert sorted(record.point["number"] for record in good) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert {record.outcome for record in good} == {Outcome.OK}
-    assert first not in {record.tags["ray.node"] for record in good}, "a lost node's result came in"
-    assert "8 ok, 3 lost attempts" in text
-
-
 def test_ctrl_c_leaves_nothing_on_the_nodes(project: Project, tmp_path: Path) -> None:
     folder = tmp_path / "held"
     folder.mkdir()
     run = project.start("--", "benchmarks/bench_held.py", NEURONBENCH_HELD=str(folder))
-    until(lambda: len(held(folder)) == 3, run=run)
+    until(lambda: len(held(folder)) == 2, run=run)
     run.send_signal(signal.SIGINT)
     status, text = ended(run)
     assert status == 2, text
@@ -153,11 +116,86 @@ def test_other_code_on_the_nodes_is_refused(project: Project, tmp_path: Path) ->
 
 
 def test_status_shows_nodes_and_leases(cluster: Any) -> None:
-    import sys
-
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "RAY_"))}
     argv = [sys.executable, "-m", "neuronbench", "ray", "status", "--address", cluster.address]
     done = subprocess.run(argv, env=kept, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "cores leased" in done.stdout
     assert "0/2" in done.stdout
+
+
+def test_useless_nodes_are_named_before_anything_runs(
+    project: Project, cluster: Any, third: tuple[Any, Path], tmp_path: Path
+) -> None:
+    """One lacks neuronbench, one can keep nothing of what it is sent; the others are planned with."""
+    lacking, modules = third
+    hides = modules / "neuronbench_ray"
+    hides.mkdir()
+    (hides / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'neuronbench_ray'\")")
+    user = f"test-{tmp_path.name}-{os.getpid()}"
+    taken = Path(tempfile.gettempdir()) / f"neuronbench-ray-{user}"
+    taken.touch()  # where a folder of that name should be
+    full = add(cluster, **NODE, env_vars={"LOGNAME": user})
+    try:
+        status, text = ended(project.start("--plan", "--", "benchmarks/bench_held.py"))
+    finally:
+        cluster.remove_node(full, allow_graceful=False)
+        taken.unlink()
+        shutil.rmtree(hides)
+    assert status == 0, text
+    told = {line.partition(": ")[2] for line in text.splitlines() if "takes no part" in line}
+    about = {name: next(line for line in told if name in line) for name in (lacking.node_id[:6], full.node_id[:6])}
+    assert "cannot run neuronbench" in about[lacking.node_id[:6]]
+    assert "No module named 'neuronbench_ray'" in about[lacking.node_id[:6]]
+    assert str(taken) in about[full.node_id[:6]]
+    plan = text[text.index("could run on") :]
+    assert not any(name in plan for name in about)
+    assert project.records() == []
+
+
+@pytest.mark.usefixtures("third")
+def test_what_is_lost_is_recorded_and_measured_elsewhere(project: Project, cluster: Any, tmp_path: Path) -> None:
+    """A node goes, Ray's worker on another is killed, pytest on the third; then a fourth node joins."""
+    folder = tmp_path / "held"
+    folder.mkdir()
+    run = project.start("--", "benchmarks/bench_held.py", NEURONBENCH_HELD=str(folder))
+    until(lambda: len(held(folder)) == 3, run=run)
+    began = held(folder)
+    names = {node.node_id: node for node in cluster.worker_nodes}
+    (first, lost), (second, worker), (_, alone) = sorted(
+        began.items(), key=lambda pair: not any(pair[0].endswith(name[:6]) for name in names)
+    )
+    node = next(node for name, node in names.items() if first.endswith(name[:6]))
+    cluster.remove_node(node, allow_graceful=False)
+    agent = psutil.Process(worker["pid"]).parent().parent()
+    assert agent.name().startswith("ray::")
+    agent.send_signal(signal.SIGKILL)
+    os.kill(alone["pid"], signal.SIGKILL)
+
+    def losses() -> list[Any]:
+        return [record for record in project.records() if "--lost" in record.receipt_name]
+
+    until(lambda: len(losses()) == 3, run=run)
+    until(gone(lost["pid"]))  # nothing goes on measuring on a node that is lost
+    until(gone(worker["pid"]))
+    add(cluster, **NODE)
+    until(lambda: len(held(folder).keys() - {first}) == 3, run=run)
+    (folder / "go").touch()
+    status, text = ended(run)
+    assert status == 0, text
+    kinds = {record.error.kind: record for record in losses()}
+    assert sorted(kinds) == ["node_lost", "session_died", "worker_lost"], text
+    assert kinds["node_lost"].tags["ray.node"] == first
+    assert kinds["worker_lost"].tags["ray.node"] == second
+    assert "signal 9" in kinds["session_died"].error.causal_line
+    told_kinds = ("node_lost", "worker_lost", "session_died")
+    for told, record in zip((lost, worker, alone), (kinds[kind] for kind in told_kinds), strict=True):
+        assert record.outcome is Outcome.INTERRUPTED
+        assert record.point["number"] == told["number"]
+        assert record.tags["lost_attempt"] == "1"
+        assert record.error.causal_line
+    good = [record for record in project.records() if record.kind == "point" and "--lost" not in record.receipt_name]
+    assert sorted(record.point["number"] for record in good) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert {record.outcome for record in good} == {Outcome.OK}
+    assert first not in {record.tags["ray.node"] for record in good}, "a lost node's result came in"
+    assert "8 ok, 3 lost attempts" in text

@@ -160,6 +160,9 @@ _SAYS_NODE: Final = re.compile(r"its node has died|node .*(?:died|dead)|The acto
 def why(error: BaseException) -> tuple[bool, str]:
     """Whether Ray says that the node died, and the line of its error that says what happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    missing = [line for line in lines if "No module named" in line]
+    if missing:
+        return False, f"cannot run neuronbench: {missing[-1][:300]}; it is to be installed there, with its plugins"
     telling = [line for line in lines if re.search(r"\bdied\b|\bdead\b|exit|killed|terminated|unexpected", line, re.I)]
     line = (telling[1:] or telling or lines or [type(error).__name__])[0]
     return any(_SAYS_NODE.search(one) for one in lines), line[:400]
