@@ -148,9 +148,11 @@ class Left:
 class Whole(Left):
     """A project that is run once, in a process of its own, for several tests to look at what it left."""
 
-    def __init__(self, folder: Path, *, fakes: str = "", conftest: str = "", **files: str) -> None:
+    def __init__(self, folder: Path, *, fakes: str = "", truth: str = "", **files: str) -> None:
+        """`fakes` is added to the fakes; `truth` names another provider of truth servers."""
         self.path = folder
-        for name, text in {"conftest": CONFTEST + conftest, "fakes": FAKES + fakes}.items():
+        conftest = CONFTEST.replace("neuronbench.testing.fake_backend:TruthProvider", truth) if truth else CONFTEST
+        for name, text in {"conftest": conftest, "fakes": FAKES + fakes}.items():
             (folder / f"{name}.py").write_text(text)
         for name, text in files.items():
             (folder / f"{name}.py").write_text(BEGINNING + text)
