@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from lean_stack import lean
 
 import neuronbench.testing.neuron as fakes
 from neuronbench.testing.neuron import FakeBox
@@ -31,4 +32,4 @@ def torch_python() -> Path:
 
 def stacked(box: FakeBox) -> Path:
     """Give a box the environment for tracing: real torch, made-up torch_neuronx."""
-    return box.venv("aws_neuronx_venv_pytorch_2_9", packages=VERSIONS, paths=[PACKAGES], python=torch_python())
+    return box.venv("aws_neuronx_venv_pytorch_2_9", packages=VERSIONS, paths=[PACKAGES, lean()], python=torch_python())

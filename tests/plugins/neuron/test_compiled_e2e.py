@@ -1,4 +1,4 @@
-"""`pytest benchmarks/encoder` on made-up Neuron hosts, as a user runs it: receipts, accuracy, no compile twice.
+"""`pytest benchmarks/encoder` on made-up Neuron hosts, as users run it: receipts, accuracy, profiles, no compile twice.
 
 The hosts share a cache of artifacts: what was compiled on one is used on the other exactly where target, generation of
 cores and grouping are the same.
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from neuron_boxes import PROJECT, stacked
 
-from neuronbench.testing.neuron import FakeBox
+from neuronbench.testing.neuron import FakeBox, neuron_profiler
 
 SHAPES = ("inf2.xlarge", "trn1.2xlarge", "trn1.32xlarge", "trn2.3xlarge")
 """Each target, and a host that may use what another has compiled."""
@@ -36,13 +36,15 @@ def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeBox]:
         yield made
 
 
-def run(box: FakeBox, cache: Path, data: Path, **env: str) -> tuple[subprocess.CompletedProcess[str], list[Any]]:
+def run(
+    box: FakeBox, cache: Path, data: Path, *words: str, **env: str
+) -> tuple[subprocess.CompletedProcess[str], list[Any]]:
     """The quick grid of classifiers; its records."""
     done = subprocess.run(
         [
             sys.executable, "-m", "pytest", BENCHMARK, "-m", box.shape.instance.family, "-p", "no:cacheprovider", "-q",
             "--nb-data-root", data, "--nb-tracking-uri", "off", "--nb-set", "calls=60",
-            "--nb-set", "sequence_length=16",
+            "--nb-set", "sequence_length=16", *words,
         ],
         env=box.environ(NEURONBENCH_CACHE_DIR=str(cache), **env), cwd=PROJECT, capture_output=True, text=True,
         timeout=DEADLINE_S, stdin=subprocess.DEVNULL,
@@ -59,6 +61,33 @@ def named(records: list[Any], word: str) -> Any:
 def targets(cache: Path) -> list[Any]:
     """For what the artifacts of a cache were made."""
     return [json.loads(path.read_text())["parts"]["target"] for path in (cache / "artifacts").glob("*/artifact.json")]
+
+
+def test_a_compiled_model_is_executed_by_the_profiler_when_its_point_has_ended(cache: Path, tmp_path: Path) -> None:
+    data, compiled_before = tmp_path / "data", any(target["target"] == "inf2" for target in targets(cache))
+    with FakeBox("inf2.xlarge", tmp_path / "box") as box:
+        stacked(box)
+        neuron_profiler.install(box)
+        done, records = run(box, cache, data, "-k", "not accuracy", "--nb-profile")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    (record,) = [each for each in records if each["kind"] == "point" and each["outcome"] != "skipped"]
+    boot = named(records, "compile-")
+    gates = {gate["id"]: gate for gate in record["gates"]}
+    assert (record["outcome"], record["validity"]) == ("ok", "invalid")
+    assert "executed its NEFFs once more" in gates["profiled"]["message"]
+    assert boot["metrics"]["cache_hits_artifacts"]["value"] == compiled_before
+    assert "profiled" not in {gate["id"] for gate in boot["gates"]}  # it was compiled without the profiler
+    told = record["workload"]["profile"]
+    (trace,) = told["traces"]
+    assert (trace["mode"], trace["execution"], trace["graph"]) == ("capture", 2, "model")
+    assert trace["metrics"]["mfu_estimated_percent"] == 0.1045
+    assert trace["metrics"]["total_time"] == 0.003
+    (folder,) = data.glob("receipts/*/*/profile")
+    assert json.loads((folder.parent / "record.json").read_text()) == record
+    assert sorted(path.name for path in folder.iterdir()) == ["model.json", "model.neff", "model.ntff"]
+    neff = boot["resource"]["facts"]["neuron"]["neff"]["model"]
+    assert (folder / "model.neff").stat().st_size == neff["bytes"]
+    assert set(record["attachments"]) >= {"profile/model.json", "profile/model.neff", "profile/model.ntff"}
 
 
 def test_an_encoder_is_compiled_checked_and_timed_on_every_shape(box: FakeBox, cache: Path, tmp_path: Path) -> None:

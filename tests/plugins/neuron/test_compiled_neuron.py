@@ -16,17 +16,19 @@ import numpy as np
 import pytest
 from neuron_boxes import TINY, stacked
 from neuronbench_neuron import cores
+from neuronbench_neuron import failures as neuron_failures
 from neuronbench_neuron.backend import NeuronBackend
 from neuronbench_neuron.compiled import boot as neuron
 from neuronbench_neuron.compiled.hooks import watched
 from neuronbench_neuron.compiled.provider import NeuronCompiledProvider
 from neuronbench_neuron.monitor.hooks import held
 
-from neuronbench import BackendInfo, Point, ProviderInfo, config, measure_device, processes
+from neuronbench import BackendInfo, Point, ProviderInfo, config, failures, measure_device, processes
 from neuronbench.artifacts import ArtifactCache
-from neuronbench.model import FrozenMap, ResourceSpec
+from neuronbench.model import Failure, FrozenMap, ResourceSpec
 from neuronbench.protocols import BootContext, BootError, CompiledModel, PointFailure
 from neuronbench.testing.neuron import FakeBox
+from neuronbench.testing.neuron.venvs import ENVIRON
 from neuronbench.weights.shared_artifacts import SharedArtifacts
 from neuronbench.worker.client import Launch
 from neuronbench.worker.compiled import Plan, WorkerModel, start_copy
@@ -44,6 +46,7 @@ class Rig:
     """The provider on a box."""
 
     box: FakeBox
+    venv: Path
     folder: Path
     settings: config.Settings
     backend: NeuronBackend
@@ -79,14 +82,14 @@ class Rig:
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     folder = tmp_path_factory.mktemp("neuron")
     box = FakeBox("trn1.2xlarge", folder / "box")
-    stacked(box)
+    venv = stacked(box)
     with box, pytest.MonkeyPatch.context() as patch:
         for name, value in box.environ().items():
             patch.setenv(name, value)
         settings = dataclasses.replace(config.load(folder, environ={}), cache_dir=folder / "cache")
         info = BackendInfo(name="trn1", title="", family="neuron", target="")
         made = ProviderInfo(name="compiled_model/neuron", kind="compiled_model", families=("neuron",), target="")
-        yield Rig(box, folder, settings, NeuronBackend(info), NeuronCompiledProvider(made))
+        yield Rig(box, venv, folder, settings, NeuronBackend(info), NeuronCompiledProvider(made))
 
 
 @pytest.fixture(scope="module")
@@ -158,26 +161,6 @@ def told_by_neuron_ls(box: FakeBox) -> Any:
     return json.loads(done.stdout)
 
 
-def test_copies_run_beside_each_other_on_cores_of_their_own(rig: Rig, model: WorkerModel) -> None:
-    run = model.throughput(seconds=0.5)
-    assert len(run.loops) == 2
-    assert run.cores == {0: (0,), 1: (1,)}
-    assert held(model) == [0, 1]  # those that are monitored
-    assert {gate.id: gate.passed for gate in measure_device.run_gates(run, model)}["timer_escapes_device"] is True
-    assert [holder.cores for holder in cores.holders(rig.backend.found)] == [(0,), (1,)]
-    pids = {process["pid"] for device in told_by_neuron_ls(rig.box) for process in device["neuron_processes"]}
-    assert pids == set(model.pids())  # each holds what it was given, and nobody else anything
-    with pytest.raises(BootError) as caught:
-        rig.boot(weights_seed=5)
-    assert caught.value.failure.kind == "cores_busy"
-    assert "copy 0 of compiled model" in caught.value.failure.message
-    assert rig.box.shape.cores == 2
-    with pytest.raises(ValueError, match="expected 1 to 2"):
-        model.team(3)
-    model.stop()
-    assert cores.holders(rig.backend.found) == []
-
-
 # -- timers -----------------------------------------------------------------------------------------------------------
 
 IN_FLIGHT = {"NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "8", "NEURONBENCH_FAKE_EXEC_MS": "15"}
@@ -199,32 +182,54 @@ def copy_of(rig: Rig, model: WorkerModel, handlers: Path, env: dict[str, str]) -
     )  # fmt: skip
 
 
-def test_a_call_contains_the_devices_end_and_a_timer_that_does_not_is_caught(rig: Rig, tmp_path: Path) -> None:
-    model = rig.boot()
+def test_a_call_contains_the_devices_end_and_a_timer_that_does_not_is_caught(
+    rig: Rig, model: WorkerModel, tmp_path: Path
+) -> None:
+    ours = copy_of(rig, model, neuron.HANDLERS, IN_FLIGHT)
     try:
-        ours = copy_of(rig, model, neuron.HANDLERS, IN_FLIGHT)
-        try:
-            run = ours.latency(calls=12, warmup=2)
-            gates = {gate.id: gate for gate in measure_device.run_gates(run, ours)}
-            assert gates["timer_escapes_device"].passed is True
-            assert min(run.loops[0].durations_ns) > 14e6
-        finally:
-            ours.stop()
-        broken = tmp_path / "broken"
-        broken.mkdir()
-        source = (neuron.HANDLERS / "traced.py").read_text(encoding="utf-8")
-        line = "return lambda: [output.cpu() for output in call()]"
-        assert line in source
-        (broken / "traced.py").write_text(source.replace(line, "return call"), encoding="utf-8")
-        theirs = copy_of(rig, model, broken, IN_FLIGHT)
-        try:
-            run = theirs.latency(calls=12, warmup=2)
-            gates = {gate.id: gate for gate in measure_device.run_gates(run, theirs)}
-            assert gates["timer_escapes_device"].passed is False
-        finally:
-            theirs.stop()
+        run = ours.latency(calls=12, warmup=2)
+        gates = {gate.id: gate for gate in measure_device.run_gates(run, ours)}
+        assert gates["timer_escapes_device"].passed is True
+        assert min(run.loops[0].durations_ns) > 14e6
     finally:
-        model.stop()
+        ours.stop()
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    source = (neuron.HANDLERS / "traced.py").read_text(encoding="utf-8")
+    line = "return lambda: [output.cpu() for output in call()]"
+    assert line in source
+    (broken / "traced.py").write_text(source.replace(line, "return call"), encoding="utf-8")
+    theirs = copy_of(rig, model, broken, IN_FLIGHT)
+    try:
+        run = theirs.latency(calls=12, warmup=2)
+        gates = {gate.id: gate for gate in measure_device.run_gates(run, theirs)}
+        assert gates["timer_escapes_device"].passed is False
+    finally:
+        theirs.stop()
+    held_by_processes = [device["neuron_processes"] for device in told_by_neuron_ls(rig.box)]
+    assert [process["pid"] for each in held_by_processes for process in each] == list(model.pids())
+
+
+# -- copies -----------------------------------------------------------------------------------------------------------
+
+
+def test_copies_run_beside_each_other_on_cores_of_their_own(rig: Rig, model: WorkerModel) -> None:
+    run = model.throughput(seconds=0.5)
+    assert len(run.loops) == 2
+    assert run.cores == {0: (0,), 1: (1,)}
+    assert held(model) == [0, 1]  # those that are monitored
+    assert {gate.id: gate.passed for gate in measure_device.run_gates(run, model)}["timer_escapes_device"] is True
+    assert [holder.cores for holder in cores.holders(rig.backend.found)] == [(0,), (1,)]
+    pids = {process["pid"] for device in told_by_neuron_ls(rig.box) for process in device["neuron_processes"]}
+    assert pids == set(model.pids())  # each holds what it was given, and nobody else anything
+    with pytest.raises(BootError) as caught:
+        rig.boot(weights_seed=5)
+    assert caught.value.failure.kind == "cores_busy"
+    assert "copy 0 of compiled model" in caught.value.failure.message
+    assert rig.box.shape.cores == 2
+    with pytest.raises(ValueError, match="expected 1 to 2"):
+        model.team(3)
+    model.stop()
     assert cores.holders(rig.backend.found) == []
 
 
@@ -253,48 +258,62 @@ def test_a_generation_writes_its_caches_through_the_host_and_gives_the_reference
     try:
         assert sorted(model.facts["artifact"]["sha256"]) == ["prefill.neff", "prefill.pt", "step.neff", "step.pt"]
         assert model.facts["neuron"]["caches_through_host"] is True
-        for seed in (0, 1):  # the second on caches that the first has written to
-            batch = model.batch(seed=seed, lengths=[8 - 3 * seed])
-            answers, wanted = model.outputs(batch), model.reference(batch)
+        batches = [model.batch(seed=seed, lengths=[8 - 3 * seed]) for seed in (0, 1)]
+        references = model.references(batches)
+        for batch, wanted in zip(batches, references, strict=True):  # the second on caches that the first has filled
+            answers = model.outputs(batch)
             assert np.array_equal(answers["tokens"], wanted["tokens"])
             assert len(set(answers["tokens"].ravel().tolist())) > 1
     finally:
         model.stop()
 
 
-@pytest.mark.parametrize(
-    ("env", "kind", "said", "compiled"),
-    [
-        ({"NEURONBENCH_FAKE_COMPILE_ERROR": "70:[NCC_INLA001] Unhandled"}, "compiler_bug", "[NCC_INLA001]", True),
-        ({"NEURONBENCH_FAKE_COMPILE_ERROR": "-9:[F137] neuronx-cc forcibly killed"}, "host_oom", "[F137]", True),
-        (
-            {"NEURONBENCH_FAKE_UNSUPPORTED": "aten::tanh"},
-            "unsupported_operator",
-            "Unsupported operator: aten::tanh in model",
-            False,
-        ),
-    ],
-    ids=["internal error", "out of memory", "unsupported"],
-)
-def test_what_the_compiler_refuses_is_a_failure_with_its_line_and_no_core_is_kept(
-    rig: Rig, env: dict[str, str], kind: str, said: str, compiled: bool
-) -> None:
+def refused(rig: Rig, **env: str) -> tuple[Failure, str]:
+    """The failure of a boot, and what its compiler's worker logged. Nothing of it is kept."""
     with pytest.raises(BootError) as caught:
         rig.boot(worker_env=env)
     failure = caught.value.failure
-    assert failure.kind == kind
-    assert said in failure.causal_line + failure.message
     assert failure.phase == "boot"
-    logs = "".join(path.read_text() for path in (rig.folder / f"boot-{rig.boots}").glob("*-compiler.log"))
-    assert ("NCC_INLA001" in logs or "F137" in logs) is compiled  # the compiler was not even started
+    folder = rig.folder / f"boot-{rig.boots}"
     assert cores.holders(rig.backend.found) == []
-    assert not (rig.folder / f"boot-{rig.boots}" / "scratch").exists()
+    assert not (folder / "scratch").exists()
     assert [event["event"] for event in ArtifactCache(rig.settings.cache_dir).journal()][-2:] == ["miss", "failed"]
+    return failure, "".join(path.read_text() for path in folder.glob("*-compiler.log"))
+
+
+def test_what_the_compiler_refuses_is_a_failure_with_its_line_and_no_core_is_kept(rig: Rig) -> None:
+    failure, log = refused(rig, NEURONBENCH_FAKE_COMPILE_ERROR="70:[NCC_INLA001] Unhandled")
+    assert failure.kind == "compiler_bug"
+    assert "[NCC_INLA001]" in failure.causal_line + failure.message
+    assert "NCC_INLA001" in log
+    assert "neuronx-cc failed with 70" in log
+    # the same end for want of memory, by the same log in that case's words
+    killed = log.replace("[NCC_INLA001] Unhandled", "[F137] neuronx-cc forcibly killed")
+    killed = killed.replace("neuronx-cc failed with 70", "neuronx-cc failed with -9")
+    assert killed.count("[F137]") == log.count("[NCC_INLA001]") > 0
+    assert killed.count("failed with -9") == log.count("failed with 70") > 0
+    other = failures.classify(killed, phase="boot", extra_rules=neuron_failures.rules())
+    assert other.kind == "host_oom"
+    assert "[F137]" in other.causal_line + other.message
+
+
+def test_an_operator_that_is_not_supported_is_said_and_the_compiler_is_not_even_started(rig: Rig) -> None:
+    failure, log = refused(rig, NEURONBENCH_FAKE_UNSUPPORTED="aten::tanh")
+    assert failure.kind == "unsupported_operator"
+    assert "Unsupported operator: aten::tanh in model" in failure.causal_line + failure.message
+    assert "neuronx-cc failed" not in log
 
 
 def test_what_the_runtime_refuses_is_said_in_its_words(rig: Rig) -> None:
-    with pytest.raises((BootError, PointFailure)) as caught:
-        rig.boot(worker_env={"NEURONBENCH_FAKE_EXEC_ERROR": "status=1003 message=Numerical Error"})
+    """By a model that was compiled before, where nothing was wrong."""
+    told = rig.venv / ENVIRON
+    environ = {"NEURONBENCH_FAKE_EXEC_ERROR": "status=1003 message=Numerical Error"}
+    told.write_text(json.dumps(environ), encoding="utf-8")
+    try:
+        with pytest.raises((BootError, PointFailure)) as caught:
+            rig.boot()
+    finally:
+        told.unlink()
     assert caught.value.failure.kind == "numerical_error"
     assert "status=1003" in caught.value.failure.causal_line + caught.value.failure.message
     assert cores.holders(rig.backend.found) == []

@@ -1,4 +1,5 @@
-"""`--nb-profile` on compiled models and servers, as a user runs it on made-up hosts: who is captured, how and when."""
+"""`--nb-profile` on servers, as a user runs it on made-up hosts: who is captured, how and when. On compiled models: see
+`test_compiled_e2e`, which has some."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from neuron_boxes import PACKAGES, PROJECT, stacked
+from neuron_boxes import PACKAGES, PROJECT
 from neuronbench_neuron.serving import profiled
 from serving_neuron import BASE, STACKS, make_model, point
 
@@ -61,31 +62,6 @@ def serving(shape: str, id: str, folder: Path) -> FakeBox:
     box = FakeBox(shape, folder / "box")
     box.venv("aws_neuronx_venv_serving", packages={**BASE, **STACKS[id]}, paths=[PACKAGES])
     return box
-
-
-def test_a_compiled_model_is_executed_by_the_tool_when_its_point_has_ended(tmp_path: Path) -> None:
-    with FakeBox("inf2.xlarge", tmp_path / "box") as box:
-        stacked(box)
-        neuron_profiler.install(box)
-        run = Run(
-            box, tmp_path, "benchmarks/encoder/bench_classification.py::bench_classification", "--nb-set", "calls=40",
-            "--nb-set", "sequence_length=16",
-        )  # fmt: skip
-    assert run.status == 0, run.text
-    (record,), (boot,) = run.records("point"), run.records("compile")
-    assert (record["outcome"], record["validity"]) == ("ok", "invalid")
-    assert "executed its NEFFs once more" in gates(record)["profiled"]["message"]
-    assert "profiled" not in gates(boot)  # it was compiled without the profiler
-    told = record["workload"]["profile"]
-    (trace,) = told["traces"]
-    assert (trace["mode"], trace["execution"], trace["graph"]) == ("capture", 2, "model")
-    assert trace["metrics"]["mfu_estimated_percent"] == 0.1045
-    assert trace["metrics"]["total_time"] == 0.003
-    folder = run.receipt(record) / "profile"
-    assert sorted(path.name for path in folder.iterdir()) == ["model.json", "model.neff", "model.ntff"]
-    neff = boot["resource"]["facts"]["neuron"]["neff"]["model"]
-    assert (folder / "model.neff").stat().st_size == neff["bytes"]
-    assert set(record["attachments"]) >= {"profile/model.json", "profile/model.neff", "profile/model.ntff"}
 
 
 @pytest.mark.parametrize(

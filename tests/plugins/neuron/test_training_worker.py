@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -72,12 +73,36 @@ class Bench:
         return self.live[-1]
 
 
-def run(trainer: WorkerTrainer, job: TrainJob, folder: Path, *, resume: bool = False) -> Steps:
-    """Train, and what a verified log of it says."""
-    trainer.train(job, folder=folder, resume=resume, deadline_s=DEADLINE_S)
+NATIVE = {"NEURONBENCH_FAKE_NATIVE": "1", "NEURONBENCH_FAKE_EXECUTION_MS": "150"}
+"""Of ranks whose device is torch's own: its calls come back before the work is done."""
+
+
+def run(
+    bench: Bench,
+    trainer: WorkerTrainer,
+    job: TrainJob,
+    folder: Path,
+    *,
+    resume: bool = False,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Steps:
+    """Train, and what a verified log of it says. The ranks start with the variables `environ`."""
+    told = bench.venv / ENVIRON
+    told.write_text(json.dumps(dict(environ)), encoding="utf-8")
+    try:
+        trainer.train(job, folder=folder, resume=resume, deadline_s=DEADLINE_S)
+    finally:
+        told.unlink()
     found = steps.read(folder)
     steps.verify(found, job)
     return found
+
+
+def check_barrier(found: Steps, *, named: bool, caught: bool) -> None:
+    """What a step has handed over is executed in the step, whoever has the device; where it is not, the rates are no
+    result. `named`: torch's own barrier is among those that were called; `caught`: work has escaped the timers."""
+    assert found.start["barrier"].endswith("torch.neuron.synchronize()") is named
+    assert escape_gate(window_of(found)).passed is not caught
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +119,17 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 def test_two_ranks_share_a_model_and_go_on_from_a_checkpoint(bench: Bench, tmp_path: Path) -> None:
+    """On a device of torch's own at first, which is waited for, and then on torch-xla's: that makes no difference."""
     job = TrainJob.from_json({**BASE, "method": "full_sft", "world_size": 2, "checkpoint_every": 2})
     trainer = bench.trainer("nxd", job)
-    whole = run(trainer, job, tmp_path / "run")
+    whole = run(bench, trainer, job, tmp_path / "run", environ=NATIVE)
+    check_barrier(whole, named=True, caught=False)
     assert whole.losses[-1] < whole.losses[0]
     assert [one["step"] for one in whole.first.checkpoints] == [2, 4]
 
     # from the checkpoint of step 4 the last step is made again, with the same loss to the bit
-    again = run(trainer, job, tmp_path / "run", resume=True)
+    again = run(bench, trainer, job, tmp_path / "run", resume=True)
+    assert not again.start["barrier"].endswith("torch.neuron.synchronize()")
     assert again.resumed_from == 4
     assert again.losses == whole.losses[-1:]
     assert again.first.restores[0]["step"] == 4
@@ -118,10 +146,11 @@ def test_two_ranks_share_a_model_and_go_on_from_a_checkpoint(bench: Bench, tmp_p
     trainer.stop()
 
 
-def test_an_adapter_is_joined_of_its_shards(bench: Bench, tmp_path: Path) -> None:
+def test_an_adapter_is_joined_of_its_shards_and_a_barrier_that_lies_is_caught(bench: Bench, tmp_path: Path) -> None:
     job = TrainJob.from_json({**BASE, "method": "lora_sft", "adapter": ADAPTER, "checkpoint_every": 3})
     trainer = bench.trainer("optimum-neuron", job)
-    found = run(trainer, job, tmp_path / "run")
+    found = run(bench, trainer, job, tmp_path / "run", environ={**NATIVE, "NEURONBENCH_FAKE_LAZY_BARRIER": "1"})
+    check_barrier(found, named=True, caught=True)
     assert found.losses[-1] < found.losses[0]
     assert [one["step"] for one in found.first.checkpoints] == [3]
     told = trainer.evaluate(job, folder=tmp_path / "run")
@@ -137,6 +166,13 @@ def test_an_adapter_is_joined_of_its_shards(bench: Bench, tmp_path: Path) -> Non
     with pytest.raises(PointFailure, match="refuse to go on from a checkpoint"):
         trainer.train(job, folder=tmp_path / "run", resume=True, deadline_s=DEADLINE_S)
 
+    # what ended a rank is the failure, and not that torchrun ended
+    with pytest.raises(PointFailure) as caught:
+        run(bench, trainer, job, tmp_path / "elsewhere", environ={"NEURON_RT_VISIBLE_CORES": "9"})
+    failure = caught.value.failure
+    assert "Could not find VNC id 9" in f"{failure.causal_line} {failure.message}"
+    assert "ChildFailedError" not in failure.causal_line
+
     # cores are given back with the trainer
     leased = trainer.core_ids  # type: ignore[attr-defined]
     assert leased == (0,)
@@ -149,66 +185,17 @@ def test_an_adapter_is_joined_of_its_shards(bench: Bench, tmp_path: Path) -> Non
 def test_pipeline_stages_are_asked_of_the_library_and_the_loss_comes_from_the_last(
     bench: Bench, tmp_path: Path
 ) -> None:
+    """And that the barrier was another device's is caught."""
     job = TrainJob.from_json({**BASE, "method": "full_sft", "world_size": 2, "steps": 4, "holdout": 0.0})
     trainer = bench.trainer("optimum-neuron", job, pipeline_parallel_size=2)
-    found = run(trainer, job, tmp_path / "run")
+    found = run(bench, trainer, job, tmp_path / "run", environ={**NATIVE, "NEURONBENCH_FAKE_NATIVE": "hidden"})
+    check_barrier(found, named=False, caught=True)
     told = found.first.start["backend"]
     assert (told["pipeline_parallel_size"], told["tensor_parallel_size"], told["data_parallel_size"]) == (2, 1, 1)
     assert found.shards == {0: 0, 1: 0}  # both stages see the same batches, which count once
     assert 4.0 < found.losses[0] < 8.0  # near ln 320, of the last stage; what rank 0 has itself is zero
     assert found.losses[-1] < found.losses[0]
     trainer.stop()
-
-
-@pytest.fixture(scope="module")
-def alone(bench: Bench) -> Iterator[Callable[[Mapping[str, str], Path], Steps]]:
-    """Train on one core; its rank starts with these variables. One trainer serves all who ask."""
-    job = TrainJob.from_json({**BASE, "method": "full_sft", "holdout": 0.0, "steps": 6})
-    trainer = bench.trainer("nxd", job)
-    told = bench.venv / ENVIRON
-
-    def trained(environ: Mapping[str, str], folder: Path) -> Steps:
-        told.write_text(json.dumps(dict(environ)), encoding="utf-8")
-        try:
-            return run(trainer, job, folder)
-        finally:
-            told.unlink()
-
-    yield trained
-    trainer.stop()
-
-
-@pytest.mark.parametrize(
-    ("environ", "named", "caught"),
-    [
-        ({}, True, False),
-        ({"NEURONBENCH_FAKE_NATIVE": "hidden"}, False, True),  # the barrier is another device's
-        ({"NEURONBENCH_FAKE_LAZY_BARRIER": "1"}, True, True),  # it is the right one, and it lies
-    ],
-)
-def test_a_device_of_torchs_own_is_waited_for_and_a_wrong_barrier_is_caught(
-    alone: Callable[[Mapping[str, str], Path], Steps],
-    tmp_path: Path,
-    environ: dict[str, str],
-    named: bool,
-    caught: bool,
-) -> None:
-    """What a step has handed over is executed in the step, whoever has the device; where it is not, the rates are no
-    result."""
-    made_up = {"NEURONBENCH_FAKE_NATIVE": "1", "NEURONBENCH_FAKE_EXECUTION_MS": "150", **environ}
-    found = alone(made_up, tmp_path / "run")
-    assert found.start["barrier"].endswith("torch.neuron.synchronize()") is named
-    assert escape_gate(window_of(found)).passed is not caught
-
-
-def test_what_ended_a_rank_is_the_failure_and_not_that_torchrun_ended(
-    alone: Callable[[Mapping[str, str], Path], Steps], tmp_path: Path
-) -> None:
-    with pytest.raises(PointFailure) as caught:
-        alone({"NEURON_RT_VISIBLE_CORES": "9"}, tmp_path / "run")
-    failure = caught.value.failure
-    assert "Could not find VNC id 9" in f"{failure.causal_line} {failure.message}"
-    assert "ChildFailedError" not in failure.causal_line
 
 
 def test_a_run_that_computes_nothing_cannot_leave_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from lean_stack import lean
 
 import neuronbench.testing.neuron as made_up
 from neuronbench.testing.neuron import FakeBox
@@ -37,9 +38,10 @@ def furnish(box: FakeBox, **packages: str) -> Path:
     if not STACK.exists():
         pytest.skip(f"{STACK} is not there: run `make stack`")
     install(box)
+    paths = [HERE / "packages", lean()]
     venv = box.venv(
-        "aws_neuronx_venv_pytorch_2_8", packages={**PACKAGES, **packages}, paths=[HERE / "packages"], python=STACK
-    )
+        "aws_neuronx_venv_pytorch_2_8", packages={**PACKAGES, **packages}, paths=paths, python=STACK
+    )  # fmt: skip
     program(venv, "neuron_parallel_compile", str(venv / "bin/python"), str(HERE / "neuron_parallel_compile.py"))
     program(venv, "libneuronpjrt-path", "echo", "/usr/lib")
     return venv
