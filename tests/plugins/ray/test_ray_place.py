@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -9,7 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,44 @@ from neuronbench import Outcome
 from neuronbench.shipping import open_shelf
 
 pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Third:
+    """A node that can be made useless."""
+
+    name: str
+    """By which the head names it, or the end of that."""
+    modules: Path
+    """First on its Python's path."""
+    sent: Path
+    """Where it keeps what it is sent."""
+
+    @contextlib.contextmanager
+    def without_neuronbench(self) -> Iterator[None]:
+        hides = self.modules / "neuronbench_ray"
+        hides.mkdir()
+        (hides / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'neuronbench_ray'\")")
+        try:
+            yield
+        finally:
+            shutil.rmtree(hides)
+
+    @contextlib.contextmanager
+    def without_a_place_to_write(self) -> Iterator[None]:
+        self.sent.touch()  # a file where a folder should be
+        try:
+            yield
+        finally:
+            self.sent.unlink()
+
+    def takes_no_part(self, text: str, why: str) -> None:
+        """It was named with the reason before anything ran, and nothing was placed there."""
+        named = next(k for k, line in enumerate(text.splitlines()) if self.name in line and "takes no part" in line)
+        placed = [(k, line) for k, line in enumerate(text.splitlines()) if " points (g" in line]
+        assert why in text.splitlines()[named]
+        assert placed
+        assert all(k > named and self.name not in line for k, line in placed)
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +78,15 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def third(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """One more node, and a folder that is first on its Python's path."""
+def third(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Third]:
+    """One more node like them."""
     modules = tmp_path_factory.mktemp("modules")
     path = os.pathsep.join(filter(None, [str(modules), os.environ.get("PYTHONPATH", "")]))
-    return add(cluster, **NODE, env_vars={"PYTHONPATH": path}), modules
+    user = f"test-{uuid.uuid4().hex}"
+    node = add(cluster, **NODE, env_vars={"PYTHONPATH": path, "LOGNAME": user})
+    sent = Path(tempfile.gettempdir()) / f"neuronbench-ray-{user}"
+    yield Third(name=node.node_id[:6], modules=modules, sent=sent)
+    shutil.rmtree(sent, ignore_errors=True)
 
 
 @pytest.fixture
@@ -53,10 +98,12 @@ def gone(pid: int) -> Callable[[], bool]:
     return lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_every_point_is_measured_once_on_a_box_to_itself(project: Project, tmp_path: Path) -> None:
+def test_every_point_is_measured_once_on_a_box_to_itself(project: Project, third: Third, tmp_path: Path) -> None:
     shelf = str(tmp_path / "shelf")
     args = ("benchmarks", "-m", "fake", "--nb-repeats", "2", "-k", "held")
-    status, text = ended(project.start("--store", shelf, "--", *args))
+    with third.without_a_place_to_write():
+        status, text = ended(project.start("--store", shelf, "--", *args))
+    third.takes_no_part(text, str(third.sent))
     records = project.records()
     assert status == 0, text
     names = [record.receipt_name for record in records if record.kind == "point"]
@@ -82,13 +129,15 @@ def test_every_point_is_measured_once_on_a_box_to_itself(project: Project, tmp_p
     assert sorted(name for _, name in open_shelf(shelf).names().whole) == sorted(names), "sent on as they came in"
 
 
-def test_ctrl_c_leaves_nothing_on_the_nodes(project: Project, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing_on_the_nodes(project: Project, third: Third, tmp_path: Path) -> None:
     folder = tmp_path / "held"
     folder.mkdir()
-    run = project.start("--", "benchmarks/bench_held.py", NEURONBENCH_HELD=str(folder))
-    until(lambda: len(held(folder)) == 2, run=run)
-    run.send_signal(signal.SIGINT)
-    status, text = ended(run)
+    with third.without_neuronbench():
+        run = project.start("--", "benchmarks/bench_held.py", NEURONBENCH_HELD=str(folder))
+        until(lambda: len(held(folder)) == 2, run=run)
+        run.send_signal(signal.SIGINT)
+        status, text = ended(run)
+    third.takes_no_part(text, "cannot run neuronbench: ModuleNotFoundError: No module named 'neuronbench_ray'")
     assert status == 2, text
     open_ones = {told["number"] for told in held(folder).values()}
     records = project.records()
@@ -122,35 +171,6 @@ def test_status_shows_nodes_and_leases(cluster: Any) -> None:
     assert done.returncode == 0, done.stderr
     assert "cores leased" in done.stdout
     assert "0/2" in done.stdout
-
-
-def test_useless_nodes_are_named_before_anything_runs(
-    project: Project, cluster: Any, third: tuple[Any, Path], tmp_path: Path
-) -> None:
-    """One lacks neuronbench, one can keep nothing of what it is sent; the others are planned with."""
-    lacking, modules = third
-    hides = modules / "neuronbench_ray"
-    hides.mkdir()
-    (hides / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'neuronbench_ray'\")")
-    user = f"test-{tmp_path.name}-{os.getpid()}"
-    taken = Path(tempfile.gettempdir()) / f"neuronbench-ray-{user}"
-    taken.touch()  # where a folder of that name should be
-    full = add(cluster, **NODE, env_vars={"LOGNAME": user})
-    try:
-        status, text = ended(project.start("--plan", "--", "benchmarks/bench_held.py"))
-    finally:
-        cluster.remove_node(full, allow_graceful=False)
-        taken.unlink()
-        shutil.rmtree(hides)
-    assert status == 0, text
-    told = {line.partition(": ")[2] for line in text.splitlines() if "takes no part" in line}
-    about = {name: next(line for line in told if name in line) for name in (lacking.node_id[:6], full.node_id[:6])}
-    assert "cannot run neuronbench" in about[lacking.node_id[:6]]
-    assert "No module named 'neuronbench_ray'" in about[lacking.node_id[:6]]
-    assert str(taken) in about[full.node_id[:6]]
-    plan = text[text.index("could run on") :]
-    assert not any(name in plan for name in about)
-    assert project.records() == []
 
 
 @pytest.mark.usefixtures("third")
