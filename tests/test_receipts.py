@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -546,52 +548,120 @@ def test_a_folder_without_trace_goes_when_it_is_old_and_empty(store: ReceiptStor
 
 WRITER = textwrap.dedent(
     """
-    import sys
+    import os, signal, sys
     from pathlib import Path
     from neuronbench import receipts
     from neuronbench.model import FrozenMap, Outcome, Point, Record
 
     store, session = receipts.ReceiptStore(Path(sys.argv[1])), sys.argv[2]
-    print("ready", flush=True)
-    for number in range(100_000):
-        id = f"{sys.argv[3]}-{number}"
-        point = Point(benchmark="b", lane="serving", backend="cpu", params=FrozenMap(n=number), id=id)
+    CHANGING = {"open", "write", "flush", "close", "__exit__", "fsync", "mkdir", "rename", "replace", "unlink",
+                "remove", "rmdir", "flock", "utime", "truncate", "link"}  # all else finds what was there before
+
+    def write(id):
+        point = Point(benchmark="b", lane="serving", backend="cpu", params=FrozenMap(id=id), id=id)
         record = Record(session=session, point=point, started_at=receipts.utc_now())
         staging = store.open(record)
         (staging.folder / "data.bin").write_bytes(bytes(20_000))
         record.attachments.append("data.bin")
         record.close(Outcome.OK, ended_at=receipts.utc_now(), duration_s=1.0)
         store.commit(record, staging)
+
+    def child(order):
+        how, name = order.split()
+        if how == "on":  # and on, until killed from outside
+            for number in range(100_000):
+                write(f"{name}-{number}")
+                if not number:
+                    print(os.getpid(), flush=True)
+        left = int(how)  # killed before that call into the system
+
+        def counted(frame, event, called):
+            nonlocal left
+            if event == "c_call" and called.__name__ in CHANGING:
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.setprofile(counted)
+        write(name)
+        sys.setprofile(None)
+        os._exit(0)
+
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            child(line)
+        print(os.waitpid(pid, 0)[1], flush=True)
     """
 )
+"""For each line on standard input a child that writes receipts; prints how it ended."""
 
 
-def test_sigkill_at_any_instant_leaves_no_half_receipt(store: ReceiptStore, session: str) -> None:
+@pytest.fixture
+def writer(store: ReceiptStore, session: str) -> Iterator[Callable[[str], int]]:
+    """`writer(order)`: what stands in the next line that the writer prints."""
+    command = [sys.executable, "-c", WRITER, str(store.root), session]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=env, text=True)
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None
+    assert stdout is not None
+
+    def order(text: str) -> int:
+        if text:
+            stdin.write(text + "\n")
+            stdin.flush()
+        return int(stdout.readline())
+
+    yield order
+    process.kill()
+    process.communicate()
+
+
+def whole_or_absent(store: ReceiptStore, session: str) -> int:
+    """Check that no receipt is half of one, recover, and say how many records were found interrupted."""
+    before = list(ReceiptStore(store.root).iter(session))  # raises for a half one
+    for receipt in before:
+        if receipt.record.outcome is Outcome.OK:
+            assert (receipt.path / "data.bin").stat().st_size == 20_000
+    recovered = receipts.recover(store.root)
+    assert len(recovered) <= 1
+    assert len(list(ReceiptStore(store.root).iter(session))) == len(before) + len(recovered)
+    left = [path for path in (store.root / session).iterdir() if path.name.startswith(".open-")]
+    assert all(not (path / "open.json").exists() for path in left)
+    return sum(receipt.record.outcome is Outcome.INTERRUPTED for receipt in recovered)
+
+
+def test_sigkill_before_any_call_into_the_system_leaves_no_half_receipt(
+    store: ReceiptStore, session: str, writer: Callable[[str], int]
+) -> None:
+    interrupted = instants = 0
+    while (status := writer(f"{instants} p{instants}")) != 0:
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        instants += 1
+        interrupted += whole_or_absent(store, session)
+        for path in [*(store.root / session).glob(".open-*"), *(each.path for each in store.iter(session))]:
+            shutil.rmtree(path)  # looked at once
+    assert whole_or_absent(store, session) == 0
+    assert instants > 20
+    assert interrupted > 5
+    (survivor,) = [each for each in store.iter(session) if each.record.point.id == f"p{instants}"]
+    assert survivor.record.outcome is Outcome.OK
+
+
+def test_sigkill_at_any_instant_leaves_no_half_receipt(
+    store: ReceiptStore, session: str, writer: Callable[[str], int]
+) -> None:
     chance = random.Random(7)
     interrupted = 0
-    for attempt in range(40):
+    for attempt in range(400):
         if attempt >= 8 and interrupted:
             break  # at least eight kills, and more until one fell into an open record
-        command = [sys.executable, "-c", WRITER, str(store.root), session, f"p{attempt}"]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
-        time.sleep(chance.uniform(0.005, 0.15))  # the point is to hit any instant
-        os.kill(child.pid, signal.SIGKILL)
-        child.communicate()
-        assert child.returncode == -signal.SIGKILL
-
-        fresh = ReceiptStore(store.root)
-        before = list(fresh.iter(session))  # raises for a half one
-        for receipt in before:
-            if receipt.record.outcome is Outcome.OK:
-                assert (receipt.path / "data.bin").stat().st_size == 20_000
-        recovered = receipts.recover(store.root)
-        assert len(recovered) <= 1
-        interrupted += sum(r.record.outcome is Outcome.INTERRUPTED for r in recovered)
-        assert len(list(ReceiptStore(store.root).iter(session))) == len(before) + len(recovered)
-    left = [p for p in (store.root / session).iterdir() if p.name.startswith(".open-")]
-    assert all(not (p / "open.json").exists() for p in left)
+        pid = writer(f"on k{attempt}")  # once it has written its first
+        time.sleep(chance.uniform(0.0, 0.02))  # the point is to hit any instant
+        os.kill(pid, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(writer("")) == -signal.SIGKILL
+        interrupted += whole_or_absent(store, session)
     assert interrupted > 0
 
 
@@ -610,7 +680,7 @@ def test_two_processes_recover_at_once(store: ReceiptStore, session: str) -> Non
                          env={**os.environ, "PYTHONPATH": str(ROOT)})
         for _ in range(2)
     ]  # fmt: skip
-    counts = [int(child.communicate(timeout=30)[0]) for child in children]
+    counts = [int(child.communicate(timeout=200)[0]) for child in children]
     assert sum(counts) == 12
     assert len(list(store.iter(session, outcome=Outcome.INTERRUPTED))) == 12
 

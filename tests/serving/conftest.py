@@ -47,7 +47,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def context(tmp_path: Path, said: list[str]) -> Callable[..., BootContext]:
-    def make(deadline_s: float = 20.0, *, port: int = 0, rules: tuple[Rule, ...] = ()) -> BootContext:
+    def make(deadline_s: float = 100.0, *, port: int = 0, rules: tuple[Rule, ...] = ()) -> BootContext:
         settings = config.load(tmp_path, environ={"XDG_CACHE_HOME": str(tmp_path / "cache")})
         settings = dataclasses.replace(settings, port=port, deadlines=config.Deadlines(stop=2.0))
         folder = tmp_path / "boot"

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -136,11 +137,28 @@ def test_rules_of_the_backend_are_used(context: Context, command: Command, tmp_p
     assert failed(command("log:arch.log"), context(rules=(rule,)), tmp_path).failure.kind == "wrong_chip"
 
 
+class FromTheLog:
+    """A clock that begins to go when the log says that the server has started, however long a busy host took for it."""
+
+    def __init__(self, log: Path) -> None:
+        self.log, self.since = log, 0.0
+
+    def monotonic(self) -> float:
+        if not self.since and self.log.exists() and "Application startup complete" in self.log.read_text("utf-8"):
+            self.since = time.monotonic()
+        return time.monotonic() - self.since if self.since else 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
 @pytest.mark.parametrize(("mode", "stage"), [("hang", "first generation"), ("slow", "first generation")])
 def test_the_deadline_holds_in_every_step(
-    mode: str, stage: str, context: Context, command: Command, tmp_path: Path
+    mode: str, stage: str, context: Context, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = failed(command(mode), context(8.0), tmp_path)  # a busy host needs seconds to start a server
+    given = context(3.0)
+    monkeypatch.setattr("neuronbench.serving.openai_server.time", FromTheLog(given.folder / "server.log"))
+    error = failed(command(mode), given, tmp_path)
     assert error.failure.kind == "boot_timeout"
     assert stage in error.failure.message
     assert "Application startup complete" in error.failure.message
@@ -233,7 +251,7 @@ def test_a_dead_engine_in_a_live_process(
     assert failure.kind == "server_unresponsive"
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 100.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

@@ -48,7 +48,7 @@ class Dies:
 """
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+def until(condition: Callable[[], object], what: str, seconds: float = 100.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
@@ -95,6 +95,11 @@ def spilled(folder: Path, sampler: str) -> int:
     return (folder / "telemetry.spill").read_text().count(f'"{sampler}",{{')
 
 
+def telemetry_rows(folder: Path, sampler: str) -> list[Any]:
+    lines = (folder / "telemetry.spill").read_text().splitlines()
+    return [row for row in map(json.loads, lines[:-1]) if isinstance(row, list) and row[2] == sampler]
+
+
 def process_of(recorder: Recorder) -> Process:
     process = recorder._process
     assert isinstance(process, Process)
@@ -136,14 +141,17 @@ def test_from_start_to_table(own: Callable[..., SamplerSpec], folder: Path, reco
 def test_samples_keep_to_the_schedule(
     own: Callable[..., SamplerSpec], folder: Path, record: Callable[..., Recorder]
 ) -> None:
+    before_ns = time.monotonic_ns()
     recorder = record(own("a", period_s=0.04))
     until(lambda: spilled(folder, "a") > 20, "samples in the file")
     telemetry = recorder.stop()
     times = telemetry.get("a/n").mono_ns
-    # Slots are start + k × period: over many samples no delay adds up, and a slot that was missed is counted.
-    slots = round((times[-2] - times[0]) / 0.04e9)
+    # Slots are start + k × period: over many samples no delay adds up, and a slot that was missed is counted. So
+    # however late each was taken, they and what was missed are all slots until the last (that of the stop has none).
     missed = telemetry.get("telemetry/missed/a").values[-1]
-    assert abs(slots - (len(times) - 2) - missed) <= 1
+    slots = len(times) - 1 + missed
+    assert slots > (times[-2] - times[0]) / 0.04e9
+    assert (slots - 1) * 0.04e9 <= times[-1] - before_ns
 
 
 def test_a_real_server_process_and_its_metrics(
@@ -193,6 +201,9 @@ def test_an_endpoint_that_hangs_and_then_vanishes(
     until(lambda: '"vllm:n":null' in (folder / "telemetry.spill").read_text(), "null for what hangs")
     metrics_server.end()
     until(lambda: "refused" in (folder / "telemetry.spill").read_text(), "the error of a vanished endpoint")
+    # (the telemetry process has been told of nothing, and goes on)
+    seen = spilled(folder, "a")
+    until(lambda: spilled(folder, "a") > seen + 4, "further samples of the other one")
     end_ns = time.monotonic_ns()
     telemetry = recorder.stop()
     assert telemetry.errors.keys() == {"metrics"}
@@ -254,14 +265,14 @@ def test_killed_in_the_middle(own: Callable[..., SamplerSpec], folder: Path, rec
     recorder = record(own("a"))
     start_ns = time.monotonic_ns()
     until(lambda: spilled(folder, "a") > 30, "samples in the file")
-    kept = spilled(folder, "a")
+    kept = telemetry_rows(folder, "a")
     os.kill(process_of(recorder).pid, signal.SIGKILL)
     killed_ns = time.monotonic_ns()
     telemetry = recorder.stop()
     assert telemetry.problem == "the telemetry process ended early (exit status -9)"
     series = telemetry.get("a/n")
-    assert len(series.values) >= kept
-    assert killed_ns - series.mono_ns[-1] < 3e9
+    assert len(series.values) >= len(kept) >= 30
+    assert series.mono_ns[-1] >= kept[-1][1]
     assert telemetry.table is not None
     assert telemetry_gate(telemetry, start_ns, killed_ns).passed
     assert not telemetry_gate(telemetry, killed_ns, killed_ns + 10**9).passed
