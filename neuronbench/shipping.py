@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from neuronbench.protocols import Progress
 from neuronbench.receipts import ReceiptError, write_atomic
 from neuronbench.receipts.sessions import MANIFEST as SESSION
 from neuronbench.receipts.sessions import read_manifest
@@ -37,7 +38,6 @@ Done: TypeAlias = Literal["sent", "there", "other"]
 """`there`: it was in the store already. `other`: another receipt has its name there; this one is kept beside it."""
 Name: TypeAlias = tuple[str, str]
 """Session and receipt."""
-Progress: TypeAlias = Callable[[str], None]
 
 _TRIES: Final = 9
 """Names that are tried for an object before the store is called broken."""

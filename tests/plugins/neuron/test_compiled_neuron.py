@@ -23,7 +23,7 @@ from neuronbench_neuron.compiled.hooks import watched
 from neuronbench_neuron.compiled.provider import NeuronCompiledProvider
 from neuronbench_neuron.monitor.hooks import held
 
-from neuronbench import BackendInfo, Point, ProviderInfo, config, failures, measure_device, processes
+from neuronbench import BackendInfo, Point, ProviderInfo, config, failures, measure_gates, processes
 from neuronbench.artifacts import ArtifactCache
 from neuronbench.model import Failure, FrozenMap, ResourceSpec
 from neuronbench.protocols import BootContext, BootError, CompiledModel, PointFailure
@@ -188,7 +188,7 @@ def test_a_call_contains_the_devices_end_and_a_timer_that_does_not_is_caught(
     ours = copy_of(rig, model, neuron.HANDLERS, IN_FLIGHT)
     try:
         run = ours.latency(calls=12, warmup=2)
-        gates = {gate.id: gate for gate in measure_device.run_gates(run, ours)}
+        gates = {gate.id: gate for gate in measure_gates.run_gates(run, ours)}
         assert gates["timer_escapes_device"].passed is True
         assert min(run.loops[0].durations_ns) > 14e6
     finally:
@@ -202,7 +202,7 @@ def test_a_call_contains_the_devices_end_and_a_timer_that_does_not_is_caught(
     theirs = copy_of(rig, model, broken, IN_FLIGHT)
     try:
         run = theirs.latency(calls=12, warmup=2)
-        gates = {gate.id: gate for gate in measure_device.run_gates(run, theirs)}
+        gates = {gate.id: gate for gate in measure_gates.run_gates(run, theirs)}
         assert gates["timer_escapes_device"].passed is False
     finally:
         theirs.stop()
@@ -218,7 +218,7 @@ def test_copies_run_beside_each_other_on_cores_of_their_own(rig: Rig, model: Wor
     assert len(run.loops) == 2
     assert run.cores == {0: (0,), 1: (1,)}
     assert held(model) == [0, 1]  # those that are monitored
-    assert {gate.id: gate.passed for gate in measure_device.run_gates(run, model)}["timer_escapes_device"] is True
+    assert {gate.id: gate.passed for gate in measure_gates.run_gates(run, model)}["timer_escapes_device"] is True
     assert [holder.cores for holder in cores.holders(rig.backend.found)] == [(0,), (1,)]
     pids = {process["pid"] for device in told_by_neuron_ls(rig.box) for process in device["neuron_processes"]}
     assert pids == set(model.pids())  # each holds what it was given, and nobody else anything
