@@ -27,6 +27,10 @@ from neuronbench.worker.compiled import WorkerModel
 
 PROJECT = Path(__file__).parent.parent.parent
 BOOT_S = 280.0
+MINILM = {
+    "model": "packaged:all-MiniLM-L6-v2",
+    "compiler_flags": {"aot_inductor.precompile_headers": False},  # half of a compile; of use where there are many
+}
 
 
 @dataclasses.dataclass
@@ -54,14 +58,14 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+def rig(tmp_path_factory: pytest.TempPathFactory, workers_inherit: None) -> Rig:
     stack = os.environ.get("NEURONBENCH_TEST_STACK")
     folder = tmp_path_factory.mktemp("compiled")
     # The user's own cache: a compile takes half a minute. The key minds every source and version that matters.
     settings = config.load(PROJECT, overrides={"stacks": {"any": stack} if stack else {}})
     plugins = Plugins(entry_points=False)
     made = Rig(folder, plugins, dataclasses.replace(settings, data_root=folder))
-    spec = made.spec(model="packaged:all-MiniLM-L6-v2")
+    spec = made.spec(**MINILM)
     unsupported = plugins.provider(spec.provider).check(spec, plugins.backend("cpu"), made.settings)
     if unsupported is not None:
         pytest.skip(unsupported.reason)
@@ -70,7 +74,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
 
 @pytest.fixture(scope="module")
 def minilm(rig: Rig) -> Iterator[WorkerModel]:
-    model = rig.boot(rig.spec(model="packaged:all-MiniLM-L6-v2"), "first")
+    model = rig.boot(rig.spec(**MINILM), "first")
     yield model
     model.stop()
 
@@ -157,7 +161,7 @@ def test_its_loops_pass_the_gates(minilm: WorkerModel) -> None:
 def test_a_second_boot_compiles_nothing(rig: Rig, minilm: WorkerModel) -> None:
     cache = artifacts.ArtifactCache(rig.settings.cache_dir)
     before = len(cache.journal())
-    again = rig.boot(rig.spec(model="packaged:all-MiniLM-L6-v2"), "second")
+    again = rig.boot(rig.spec(**MINILM), "second")
     try:
         assert again.facts["artifact"]["cache"] == "hit"
         assert again.facts["artifact"]["key"] == minilm.facts["artifact"]["key"]

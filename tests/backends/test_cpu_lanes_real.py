@@ -57,7 +57,7 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+def rig(tmp_path_factory: pytest.TempPathFactory, workers_inherit: None) -> Rig:
     stack = os.environ.get("NEURONBENCH_TEST_STACK")
     folder = tmp_path_factory.mktemp("lanes")
     settings = config.load(PROJECT, overrides={"stacks": {"any": stack} if stack else {}})
@@ -129,9 +129,9 @@ def test_t5_compiled_generates_what_the_reference_generates(t5: WorkerModel) -> 
     assert sorted(artifact["sha256"]) == ["prefill.pt2", "step.pt2"]
     assert t5.facts["weights"] == "random (seed 0)"
     assert t5.facts["per_item"] == {"input_tokens": 32, "output_tokens": 16}
-    for seed in (0, 1):  # the second on caches that the first has written to
-        batch = t5.batch(seed=seed, lengths=[32 - 9 * seed])
-        answers, wanted = t5.outputs(batch), t5.reference(batch)
+    batches = [t5.batch(seed=seed, lengths=[32 - 9 * seed]) for seed in (0, 1)]
+    for batch, wanted in zip(batches, t5.references(batches), strict=True):
+        answers = t5.outputs(batch)  # the second time on caches that the first has written to
         assert answers["tokens"].shape == (1, 16)
         assert np.array_equal(answers["tokens"], wanted["tokens"])
         assert np.abs(answers["scores"] - wanted["scores"]).max() < 1e-3 * np.abs(wanted["scores"]).max()

@@ -20,6 +20,12 @@ import pytest
 
 PROJECT = Path(__file__).parent.parent.parent
 
+WORKERS: Mapping[str, str] = {
+    "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait by spinning take the cores from whatever else runs
+    "TORCHINDUCTOR_VEC_ISA_OK": "1",  # what /proc/cpuinfo says is believed: trying it costs six runs of g++ a compile
+}
+"""What servers and workers of a run inherit, so that they cost no more than what is proved."""
+
 OWN = """
 import os, pathlib, signal, threading
 import neuronbench as nb
@@ -67,7 +73,7 @@ def run_pytest(project: Path, *args: str, timeout_s: float, env: Mapping[str, st
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "benchmarks", "-p", "no:cacheprovider", *args],
         cwd=project,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, **WORKERS, **(env or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

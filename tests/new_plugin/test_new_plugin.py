@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,31 +23,53 @@ def run(*command: str, cwd: Path, path: Path | None = None) -> subprocess.Comple
     return subprocess.run([sys.executable, *command], cwd=cwd, env=environ, capture_output=True, text=True, timeout=280)
 
 
+NAMES = {"lane": "tasting", "backend": "brewing", "sink": "pouring"}
+"""A plugin of each kind; of other names, so that they can be installed beside each other."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The plugins: their folders by kind, where they are installed, what `neuronbench plugins` says of each by name."""
+
+    folders: Mapping[str, Path]
+    site: Path
+    reports: Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    home = tmp_path_factory.mktemp("new")
+    folders = {kind: home / f"it-{kind}" for kind in NAMES}
+    for kind, name in NAMES.items():
+        made = run("-m", "neuronbench", "new-plugin", name, "--kind", kind, "--dir", folders[kind].name, cwd=home)
+        assert made.returncode == 0, made.stderr
+        assert f"pip install -e {folders[kind].name}" in made.stdout
+    site = home / "site"
+    done = run(
+        "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(site),
+        *map(str, folders.values()), cwd=home,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    listed = run("-m", "neuronbench", "plugins", "--json", cwd=home, path=site)
+    return Installed(folders, site, {each["name"]: each for each in json.loads(listed.stdout)})
+
+
 @pytest.mark.parametrize("kind", new_plugin.KINDS)
-def test_a_new_plugin_installs_and_passes_its_own_tests(kind: str, tmp_path: Path) -> None:
-    made = run("-m", "neuronbench", "new-plugin", "tasting", "--kind", kind, "--dir", "it", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
-    assert "pip install -e it" in made.stdout
-    folder, site = tmp_path / "it", tmp_path / "site"
+def test_a_new_plugin_installs_and_passes_its_own_tests(kind: str, installed: Installed, tmp_path: Path) -> None:
+    name, folder = NAMES[kind], installed.folders[kind]
     text = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.is_file())
     assert "$" not in text.replace("${{", ""), "something of the template was not replaced"
-    installed = run(
-        "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(site),
-        str(folder), cwd=tmp_path,
-    )  # fmt: skip
-    assert installed.returncode == 0, installed.stderr
 
-    listed = run("-m", "neuronbench", "plugins", "--json", cwd=tmp_path, path=site)
-    report = {each["name"]: each for each in json.loads(listed.stdout)}["tasting"]
-    assert (report["distribution"], report["ok"]) == ("neuronbench-tasting", True)
-    assert report["registers"][f"{kind}s"] == ["tasting"]
+    report = installed.reports[name]
+    assert (report["distribution"], report["ok"]) == (f"neuronbench-{name}", True)
+    assert report["registers"][f"{kind}s"] == [name]
 
     # The installed package is tested, not the folder beside its tests.
-    (folder / "neuronbench_tasting").rename(tmp_path / "away")
-    tested = run("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=folder, path=site)
+    (folder / f"neuronbench_{name}").rename(tmp_path / "away")
+    tested = run("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=folder, path=installed.site)
     assert tested.returncode == 0, tested.stdout
     assert " passed" in tested.stdout
-    (tmp_path / "away").rename(folder / "neuronbench_tasting")
+    (tmp_path / "away").rename(folder / f"neuronbench_{name}")
 
 
 @pytest.mark.parametrize("name", ["ox", "a_name_of_thirty_one_characters"])
