@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import pyarrow.parquet as pq
 import pytest
 
-from neuronbench import cli
+from neuronbench import cli, stats
 from neuronbench.definitions import metric
 from neuronbench.engines.job import Job
 from neuronbench.protocols import Vocabulary
@@ -138,6 +138,7 @@ def tokenizer(folder: Path) -> Path:
 
 
 def test_a_closed_loop_is_measured_and_written_down(truth: TruthServer, run: Run, tmp_path: Path) -> None:
+    truth.reset()
     kept, file = tmp_path / "kept", tmp_path / "deep" / "result.json"
     ended = run(
         truth.url, *SHORT, "--slo", "ttft=1000", "--slo", "tpot_ms=1000", "--out", str(kept), "--json", str(file)
@@ -153,7 +154,6 @@ def test_a_closed_loop_is_measured_and_written_down(truth: TruthServer, run: Run
     assert metrics["ttft_ms"]["definition"] == "ttft@1"
     assert metrics["ttft_ms"]["n"] >= 16
     assert metrics["ttft_ms"]["p50"] >= 5
-    assert metrics["tpot_ms"]["p50"] == pytest.approx(1, abs=0.8)
     assert metrics["e2e_ms"]["p50"] >= 10
     assert metrics["icl_ms"]["n"] == 5 * metrics["ttft_ms"]["n"]
     assert metrics["output_throughput_tok_s"] > 0
@@ -177,7 +177,16 @@ def test_a_closed_loop_is_measured_and_written_down(truth: TruthServer, run: Run
     assert {"requests.parquet", "telemetry.parquet", "result.json"} == {path.name for path in kept.iterdir()}
     assert document(kept / "result.json")["metrics"] == metrics
     rows = pq.read_table(kept / "requests.parquet").to_pylist()
-    assert sum(row["in_window"] for row in rows) == data["requests"]["scheduled"]
+    inside = [row for row in rows if row["in_window"]]
+    assert len(inside) == data["requests"]["scheduled"]
+    steps = [(row["last_output_ns"] - row["first_output_ns"]) / 5e6 for row in inside]  # 1 ms where the server keeps up
+    assert metrics["tpot_ms"]["p50"] == pytest.approx(stats.percentile(steps, 0.5))
+    left = sorted(sent for record in truth.truth()["requests"] for sent in record["sent_ns"] if record["stream"])
+    seen = sorted(
+        round(row["first_output_ns"] + 1e6 * sum(row["icl_ms"][:k])) for row in rows for k in range(row["chunks"])
+    )
+    assert len(seen) == len(left)
+    assert all(sent <= at + 1_000 for sent, at in zip(left, seen, strict=True))  # no sooner than each had left
     for words in ("TTFT ms", "output throughput", "not calibrated", "truth at http"):
         assert words in ended.out
     assert "asking http" in ended.err
@@ -186,9 +195,10 @@ def test_a_closed_loop_is_measured_and_written_down(truth: TruthServer, run: Run
 @pytest.mark.parametrize(("law", "length"), [("constant", ("--requests", "60")), ("poisson", ("--duration", "1"))])
 def test_a_rate_is_measured(truth: TruthServer, run: Run, tmp_path: Path, law: str, length: tuple[str, str]) -> None:
     file = tmp_path / "r.json"
+    kept = tmp_path / "kept"
     ended = run(
         truth.url, "--rate", "60", *length, "--arrivals", law, "--input-tokens", "8", "--output-tokens", "4",
-        "--processes", "2", "--json", str(file),
+        "--processes", "2", "--json", str(file), "--out", str(kept),
     )  # fmt: skip
     assert ended.status == 0, ended.err
     data = document(file)
@@ -197,7 +207,12 @@ def test_a_rate_is_measured(truth: TruthServer, run: Run, tmp_path: Path, law: s
     assert data["window"]["processes"] == 2
     scheduled = data["requests"]["scheduled"]
     assert scheduled == 60 if law == "constant" else 30 < scheduled < 100
-    assert data["metrics"]["achieved_rate_req_s"] == pytest.approx(scheduled, rel=0.1)
+    # what was written inside the window; all that was due there, where the client had its turns
+    rows = pq.read_table(kept / "requests.parquet").to_pylist()
+    seconds = data["window"]["seconds"]
+    written = sum(0 <= row["sent_ms"] < 1e3 * seconds for row in rows if not row["warmup"])
+    assert data["metrics"]["achieved_rate_req_s"] == pytest.approx(written / seconds)
+    assert sum(0 <= row["scheduled_ms"] < 1e3 * seconds for row in rows if not row["warmup"]) == scheduled
     assert data["metrics"]["send_lag_ms"]["p50"] is not None
 
 
@@ -388,7 +403,7 @@ def test_a_server_that_dies_leaves_a_result_that_says_so(run: Run, tmp_path: Pat
     with TruthServer(ttft_ms=5, tpot_ms=1) as server:
         killer = threading.Thread(target=_kill_when_busy, args=(server,))
         killer.start()
-        ended = run(server.url, "--concurrency", "2", "--duration", "30", "--output-tokens", "4", "--json", str(file))
+        ended = run(server.url, "--concurrency", "2", "--duration", "250", "--output-tokens", "4", "--json", str(file))
         killer.join()
     assert ended.status == 1
     data = document(file)
@@ -399,7 +414,7 @@ def test_a_server_that_dies_leaves_a_result_that_says_so(run: Run, tmp_path: Pat
 
 
 def _kill_when_busy(server: TruthServer) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline and server.truth(records=False)["summary"]["requests"] < 40:
         time.sleep(0.05)
     os.kill(server.pid, signal.SIGKILL)
@@ -423,13 +438,13 @@ def test_progress_is_one_line_on_a_terminal(truth: TruthServer, tmp_path: Path) 
         "2",
     ]
     process = subprocess.Popen(
-        [*command, "--duration", "1.5", "--input-tokens", "8", "--output-tokens", "4"],
+        [*command, "--duration", "3", "--input-tokens", "8", "--output-tokens", "4"],
         stdout=subprocess.DEVNULL, stderr=slave,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent), "XDG_CACHE_HOME": str(tmp_path)},
     )  # fmt: skip
     os.close(slave)
     said = b""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
         if not select.select([master], [], [], 1)[0]:
             continue
@@ -438,7 +453,7 @@ def test_progress_is_one_line_on_a_terminal(truth: TruthServer, tmp_path: Path) 
         except OSError:  # the other end is closed
             break
     os.close(master)
-    assert process.wait(30) == 0
+    assert process.wait(200) == 0
     text = said.decode()
     assert "\r\x1b[K" in text
     assert "req/s" in text
