@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import os
 import re
@@ -58,20 +59,27 @@ IMPORT_NAMES = {
 }  # fmt: skip
 
 
+@functools.cache
+def parsed(path: Path) -> tuple[frozenset[str], bool]:
+    """Top-level modules that a Python file imports, and whether it has a docstring: read once for all tests."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add((node.module or "").split(".")[0])
+    return frozenset(found), bool(ast.get_docstring(tree))
+
+
 def imported(folder: Path, *, skip: frozenset[str] = frozenset()) -> dict[str, set[str]]:
     """Top-level module → files that import it, of all Python files below `folder` but those named in `skip`."""
     found: dict[str, set[str]] = {}
     for path in folder.rglob("*.py"):
         if path.relative_to(ROOT).as_posix() in skip:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                names = [node.module or ""]
-            for name in names:
-                found.setdefault(name.split(".")[0], set()).add(str(path.relative_to(ROOT)))
+        for name in parsed(path)[0]:
+            found.setdefault(name, set()).add(str(path.relative_to(ROOT)))
     return {name: files for name, files in found.items() if name not in sys.stdlib_module_names}
 
 
@@ -151,6 +159,7 @@ def test_the_stack_has_none_of_what_was_left_out() -> None:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def tracked() -> list[Path]:
     done = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
@@ -197,7 +206,7 @@ def test_python_files_say_what_they_are() -> None:
         if path.suffix == ".py"
         and path.relative_to(ROOT).parts[0] != "tests"
         and path.stat().st_size
-        and not ast.get_docstring(ast.parse(path.read_text("utf-8")))
+        and not parsed(path)[1]
     ]
     assert not silent, f"no module docstring: {silent}"
 
