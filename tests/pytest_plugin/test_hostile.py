@@ -16,56 +16,83 @@ def {hook}({arguments}):
 """
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "measure.record.workload['x'] = float('nan')",
-        "measure.record.workload['x'] = object()",
-        "measure.record.workload[3] = 1",
-        "measure.record.notes.append(5)",
-        "measure.record.tags['x'] = 5",
-    ],
-)
-def test_whatever_a_benchmark_puts_into_a_record_there_is_a_receipt_that_says_so(project, line) -> None:
-    project.bench(f'def bench_it(measure):\n    measure.metric("speed", 3.0, unit="toys/s")\n    {line}\n')
+PUT = [
+    "measure.record.workload['x'] = float('nan')",
+    "measure.record.workload['x'] = object()",
+    "measure.record.workload[3] = 1",
+    "measure.record.notes.append(5)",
+    "measure.record.tags['x'] = 5",
+]
+
+
+def test_whatever_a_benchmark_puts_into_a_record_there_is_a_receipt_that_says_so(project) -> None:
+    for number, line in enumerate(PUT):
+        project.bench(
+            f'def bench_{number}(measure):\n    measure.metric("speed", 3.0, unit="toys/s")\n    {line}\n',
+            name=f"bench_put_{number}",
+        )
     project.run("-m", "fake")
-    (receipt,) = ReceiptStore(project.receipts).iter()
-    assert receipt.record.outcome == "error"
-    assert receipt.record.error.kind == "record_unwritable"
-    assert receipt.record.metrics["speed_toys_s"].value == 3.0
-    assert receipt.record.validity == "invalid"
+    found = list(ReceiptStore(project.receipts).iter())
+    assert len(found) == len(PUT)
+    for receipt in found:
+        assert receipt.record.outcome == "error"
+        assert receipt.record.error.kind == "record_unwritable"
+        assert receipt.record.metrics["speed_toys_s"].value == 3.0
+        assert receipt.record.validity == "invalid"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        'measure.metric("speed", "fast", unit="toys/s")',
-        'measure.metric("speed", float("inf"), unit="toys/s")',
-        'measure.metric("sp@ed", 1.0, unit="toys/s")',
-        'measure.metric("speed", 1.0, unit="toys/s", better="up")',
-        'measure.gate(nb.Gate(id="x", passed="yes"))',
-        'measure.gate(nb.Gate(id="x", passed=False, severity="fatal"))',
-        'measure.check("speed_toys_s", at_most=float("nan"))',
-    ],
-)
-def test_a_wrong_number_is_an_error_where_it_is_given(project, line) -> None:
-    project.bench(f"def bench_it(measure):\n    {line}\n")
-    project.run("-m", "fake").assert_outcomes(failed=1)
-    (record,) = project.records()
-    assert record["outcome"] == "failed"
-    assert "expected" in record["error"]["message"] or "not a JSON number" in record["error"]["message"]
+WRONG = [
+    'measure.metric("speed", "fast", unit="toys/s")',
+    'measure.metric("speed", float("inf"), unit="toys/s")',
+    'measure.metric("sp@ed", 1.0, unit="toys/s")',
+    'measure.metric("speed", 1.0, unit="toys/s", better="up")',
+    'measure.gate(nb.Gate(id="x", passed="yes"))',
+    'measure.gate(nb.Gate(id="x", passed=False, severity="fatal"))',
+    'measure.check("speed_toys_s", at_most=float("nan"))',
+]
 
 
-def test_a_gate_of_numpy_is_a_gate(project) -> None:
-    project.in_process = False
-    project.bench(
-        "import numpy as np\ndef bench_it(measure):\n"
+def test_a_wrong_number_is_an_error_where_it_is_given(project) -> None:
+    project.bench("".join(f"def bench_{number}(measure):\n    {line}\n" for number, line in enumerate(WRONG)))
+    project.run("-m", "fake").assert_outcomes(failed=len(WRONG))
+    records = project.records()
+    assert len(records) == len(WRONG)
+    for record in records:
+        assert record["outcome"] == "failed"
+        assert "expected" in record["error"]["message"] or "not a JSON number" in record["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def ran(whole):
+    """One run of a process of its own for what measures or has numpy, which cannot be loaded twice in one."""
+    project = whole(
+        bench_gates="import numpy as np\ndef bench_it(measure):\n"
         '    measure.metric("speed", np.float32(2), unit="toys/s", n=np.int64(4))\n'
-        '    measure.gate(nb.Gate(id="x", passed=np.float64(3) < 2, observed=np.float64(3), limit=float("inf")))\n'
+        '    measure.gate(nb.Gate(id="x", passed=np.float64(3) < 2, observed=np.float64(3), limit=float("inf")))\n',
+        bench_windows="@nb.bench(backends=['truth'])\ndef bench_it(endpoint, measure):\n    for _ in range(2):\n"
+        "        measure.serve(endpoint, nb.closed_loop(1, requests=5),"
+        " nb.synthetic(input_tokens=8, output_tokens=4))\n",
     )
-    project.run("-m", "fake")
-    (receipt,) = ReceiptStore(project.receipts).iter()
-    assert receipt.record.validity == "invalid"
+    project.outcomes = project.run("-m", "(fake or truth) and not absent")
+    return project
+
+
+def of_file(project, name):
+    """Receipts of the benchmarks in that file, by their backend."""
+    found = list(ReceiptStore(project.receipts).iter())
+    mine = [each for each in found if each.record.point.benchmark.startswith(f"bench_{name}.py")]
+    return {each.record.point.backend: each for each in mine if each.record.kind == "point"}
+
+
+def test_a_gate_of_numpy_is_a_gate(ran) -> None:
+    assert of_file(ran, "gates")["fake"].record.validity == "invalid", ran.said
+
+
+def test_one_record_holds_one_window(ran) -> None:
+    record = of_file(ran, "windows")["truth"].record
+    assert record.outcome == "failed", ran.said
+    assert "one window" in record.error.message
+    assert record.metrics["ttft_p50_ms"].n == 5
 
 
 @pytest.mark.parametrize(
@@ -162,15 +189,3 @@ def test_credentials_of_an_external_server_stand_in_no_record(project) -> None:
     texts = [path.read_text() for path in project.receipts.glob("*/*/record.json")]
     assert len(texts) == 2  # the attempt to reach it, and the point
     assert not [text for text in texts if "hunter22secret" in text]
-
-
-def test_one_record_holds_one_window(project) -> None:
-    project.in_process = False
-    project.bench(
-        "def bench_it(endpoint, measure):\n    for _ in range(2):\n        measure.serve(endpoint,"
-        " nb.closed_loop(1, requests=5), nb.synthetic(input_tokens=8, output_tokens=4))\n"
-    )
-    project.run("-m", "truth").assert_outcomes(failed=1)
-    (record,) = project.records()
-    assert "one window" in record["error"]["message"]
-    assert record["metrics"]["ttft_p50_ms"]["n"] == 5
