@@ -99,8 +99,10 @@ class Apart:
     """Parent of all that runs on it."""
     ahead_ns: int
     """Of its clock; 0 where namespaces are not allowed."""
+    temporary: Path
+    """Its folder for temporary files, seen from here."""
     disk: Path | None
-    """Its small disk, seen from here; None where namespaces are not allowed."""
+    """The same, where that is a small disk of its own; None where namespaces are not allowed."""
     modules: Path
     """First on its Python's path, and empty."""
 
@@ -138,11 +140,12 @@ def start_apart(cluster: Any, folder: Path, address: str) -> Apart:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ,
         )  # fmt: skip
         if _comes_up(process, cluster, address):
-            inside = process.children()[0].pid if words else 0
+            seen = Path(f"/proc/{process.children()[0].pid}/root{temporary}") if words else temporary
             return Apart(
                 process=process,
                 ahead_ns=HOUR_NS if words else 0,
-                disk=Path(f"/proc/{inside}/root{temporary}") if words else None,
+                temporary=seen,
+                disk=seen if words else None,
                 modules=modules,
             )
     raise AssertionError(f"the node {address} ended with {process.returncode} as often as it was started")

@@ -304,6 +304,16 @@ def test_the_command_measures_from_several_nodes_and_tests_limits(
     assert all(node["requests"] > 0 for node in nodes)
 
 
+def test_a_test_of_limits_with_fewer_requests_in_flight_than_nodes_is_refused_before_the_load(
+    cluster: Nodes, truth: TruthServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["load", truth.url, "--nodes", "2", *LENGTHS, "--slo-test", "--slo", "ttft=20000"]  # one in flight
+    assert cli.main(["--root", str(tmp_path), *words]) == 1
+    told = capsys.readouterr().err
+    assert "1 in flight at once cannot be dealt to 2 drivers" in told
+    assert "send it from fewer nodes" in told
+
+
 def test_the_highest_rate_is_found_from_several_nodes(
     cluster: Nodes, truth: TruthServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,18 +345,18 @@ def test_a_command_that_is_ended_keeps_what_was_measured_and_leaves_nothing_on_t
 ) -> None:
     out = tmp_path / "out"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    truth.reset()
     run = subprocess.Popen(
         [sys.executable, "-m", "neuronbench", "--root", str(tmp_path), "load", truth.url, "--nodes", str(nodes),
          "--rate", "50", "--duration", "300", *LENGTHS, "--out", str(out)],
         env={**kept, "RAY_ADDRESS": cluster.address, "XDG_CACHE_HOME": str(tmp_path / "cache")}, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    truth.reset()
 
     def drivers() -> list[psutil.Process]:
         return [one for above in (cluster.apart.process, cluster.head) for one in below(above, "load.driver")]
 
-    until(lambda: len(truth.truth(chunks=False)["requests"]) >= 60, run=run)
+    until(lambda: len(truth.truth(chunks=False)["requests"]) >= 60, run=run, every_s=0.3)
     assert drivers()
     run.send_signal(number)
     said = run.communicate(timeout=240)[0]
@@ -354,13 +364,13 @@ def test_a_command_that_is_ended_keeps_what_was_measured_and_leaves_nothing_on_t
     assert f"ended by {number.name}" in said
     for word in ("Traceback", "***", "@ 0x", "ray::", "core_worker"):
         assert word not in said
-    until(lambda: not drivers())
+    until(lambda: not drivers(), every_s=0.5)
     result = json.loads((out / "result.json").read_text("utf-8"))
     assert (result["status"], result["validity"]) == ("killed", "invalid")
     rows = [row for row in pq.read_table(out / "requests.parquet").to_pylist() if not row["warmup"]]
     assert len([row for row in rows if row["ok"]]) >= 40
     assert {row["worker"] for row in rows} == set(range(nodes))
-    assert not list((cluster.apart.disk or Path("/nowhere")).glob("*neuronbench-node-*"))
+    assert not list(cluster.apart.temporary.glob("*neuronbench-node-*"))
 
 
 def test_ctrl_c_before_the_load_waits_for_no_node(
@@ -379,7 +389,7 @@ def test_ctrl_c_before_the_load_waits_for_no_node(
     truth.reset()
 
     def interrupt() -> None:
-        until(lambda: any(below(cluster.apart.process, "ray::Agent")))
+        until(lambda: any(cluster.apart.temporary.glob("neuronbench-node-*")))  # its agent is there
         os.kill(os.getpid(), signal.SIGINT)
 
     hand = threading.Thread(target=interrupt)
@@ -392,7 +402,7 @@ def test_ctrl_c_before_the_load_waits_for_no_node(
         ray.kill(other)
     assert "ended by SIGINT: nothing had been sent yet" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    until(lambda: not any(below(cluster.apart.process, "ray::Agent")))
+    until(lambda: not any(below(cluster.apart.process, "ray::Agent")), every_s=0.5)
 
 
 # -- a clock that is an hour off ---------------------------------------------------------------------------------------

@@ -380,3 +380,24 @@ def test_what_killed_agents_left_behind_is_removed_and_nothing_else(
     first.close()
     second.close()
     assert list(tmp_path.iterdir()) == [foreign]
+
+
+def test_why_a_driver_left_no_result_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = agent.Agent("127.0.0.1", 9)
+    try:
+        for index in (0, 1):
+            made.start(index, json.dumps({"base_url": "http://127.0.0.1:9"}), None)  # without a plan
+        told: dict[int, tuple[int | None, str]] = {}
+        after, until = 0, time.monotonic() + 120
+        while len(told) < 2 and time.monotonic() < until:
+            for number, index, line, status, why in made.hear(after, 1.0):
+                after = number
+                if line is None:
+                    told[index] = (status, why)
+    finally:
+        made.close()
+    for index in (0, 1):
+        status, why = told[index]
+        assert status == 1
+        assert why.startswith(f"load driver {index} ended with status 1 and left no result; FileNotFoundError: ")
