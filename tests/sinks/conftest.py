@@ -13,6 +13,7 @@ from neuronbench.config import Settings
 from neuronbench.receipts import ReceiptStore
 from neuronbench.sinks.mlflow import MlflowSink
 from neuronbench.sinks.mlflow.gateway import mlflow_quiet
+from neuronbench.testing.tracking.team import NEEDS, Team, team_server
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +23,15 @@ def prepared_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with MlflowSink(settings).gateway.open():
         pass
     return settings.database
+
+
+@pytest.fixture(scope="session")
+def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
+    """One team's server for all files: it takes as long to start as all else that a test of it does."""
+    for module in NEEDS:
+        pytest.importorskip(module, reason=f"{module} is not installed; `make harness` installs it")
+    with team_server(tmp_path_factory.mktemp("team")) as team:
+        yield team
 
 
 @pytest.fixture

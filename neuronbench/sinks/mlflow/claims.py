@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 WRITER: Final = "nb.writer"
 """Tag that says which process fills a run."""
 _OPEN: Final = frozenset({"RUNNING", "SCHEDULED"})
-_LOOK_S: Final = 0.1
+_LOOK_S, _LONGEST_LOOK_S = 0.1, 2.0
+"""From one look at what others do to the next: each is a request, and many may be waiting."""
 _PAGE: Final = 500
 
 
@@ -53,25 +54,34 @@ def is_open(run: Run) -> bool:
     return run.info.status in _OPEN
 
 
+def pauses() -> Iterator[float]:
+    """Seconds from one look at what others do to the next."""
+    pause_s = _LOOK_S
+    while True:
+        yield pause_s
+        pause_s = min(1.5 * pause_s, _LONGEST_LOOK_S)
+
+
 def claim(
     client: MlflowClient, experiment: str, tag: str, value: str, make: Callable[[], Run], *, wait_s: float | None,
-    fresh: bool = False,
+    fresh: bool = False, made: Run | None = None,
 ) -> tuple[Run, bool]:  # fmt: skip
     """The run that stands for `value`, made by `make` when there is none, and whether it is ours to fill.
 
     One that another process is filling is waited for, `wait_s` at most; then, or when that process is dead, it is
     ours: what it has already is written again, which changes nothing. `wait_s` is None where a lock keeps all others
     away. `fresh` saves the look before where hardly anything can be there; the look after decides in any case.
+    `made` is what `make` has made before.
     """
     while True:
-        looked = not fresh or wait_s is None
+        looked = made is None and (not fresh or wait_s is None)
         run = _others(client, experiment, tag, value, wait_s or 0.0) if looked else None
         fresh = False
         if run is not None:
             if is_open(run):
                 client.set_tag(run.info.run_id, WRITER, writer_tag()[WRITER])
             return run, is_open(run)
-        mine = make()
+        mine, made = made or make(), None
         if wait_s is None:
             return mine, True
         rivals = [run for run in runs(client, experiment, tag, value) if run.info.run_id != mine.info.run_id]
@@ -97,34 +107,36 @@ def is_gone(client: MlflowClient, run_id: str) -> bool:
 def _others(client: MlflowClient, experiment: str, tag: str, value: str, wait_s: float) -> Run | None:
     """What others have made: one that has ended, or one whose writer has been waited for. None: nothing is there."""
     until = time.monotonic() + wait_s
-    while True:
+    for pause_s in pauses():
         there = runs(client, experiment, tag, value)
         if not there:
             return None
         ended = [run for run in there if not is_open(run)]
         if ended:
             return ended[0]
-        if time.monotonic() >= until or not any(_is_filled(run) for run in there):
+        if time.monotonic() >= until or not any(is_filled(run) for run in there):
             for run in there[1:]:
                 client.delete_run(run.info.run_id)
             return there[0]
-        time.sleep(_LOOK_S)
+        time.sleep(pause_s)
+    raise AssertionError("pauses do not end")
 
 
 def _last_word(client: MlflowClient, rivals: list[Run], wait_s: float) -> list[Run]:
     """The rivals that are still there once all of them have ended or gone, or after `wait_s`."""
     until = time.monotonic() + wait_s
-    while True:
+    for pause_s in pauses():
         now = [client.get_run(run.info.run_id) for run in rivals]
         there = [run for run in now if run.info.lifecycle_stage == "active"]
-        if not any(is_open(run) and _is_filled(run) for run in there) or time.monotonic() >= until:
+        if not any(is_open(run) and is_filled(run) for run in there) or time.monotonic() >= until:
             return there
         if any(not is_open(run) for run in there):
             return there
-        time.sleep(_LOOK_S)
+        time.sleep(pause_s)
+    raise AssertionError("pauses do not end")
 
 
-def _is_filled(run: Run) -> bool:
+def is_filled(run: Run) -> bool:
     """Whether the process that fills a run may be at it still; this one is not, it is here."""
     try:
         owner = json.loads(run.data.tags.get(WRITER, ""))

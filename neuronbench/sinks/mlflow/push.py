@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from neuronbench.receipts import Header, ReceiptError
 from neuronbench.receipts.receipt import SINKS, read_marker
+from neuronbench.sinks.mlflow import ahead
 from neuronbench.sinks.mlflow.gateway import PUSH, lanes_of, rehome
 from neuronbench.sinks.mlflow.sink import NAME, MlflowSink
 
@@ -73,7 +74,7 @@ def push(
     already: list[str] = []
     failed: list[tuple[str, str]] = []
     pace = _Pace(len(waiting))
-    for number, header in enumerate(waiting, start=1):
+    for number, header in enumerate(_begun(sink, waiting), start=1):
         delivery, before = sink.deliver(header.path)
         if delivery.state == "pending":
             failed.append((header.receipt_id, delivery.reason))
@@ -92,6 +93,19 @@ def push(
     return PushResult(
         delivered=tuple(delivered), already=tuple(already), failed=tuple(failed), problems=(*unreadable, *problems)
     )
+
+
+def _begun(sink: MlflowSink, waiting: Sequence[Header]) -> Iterator[Header]:
+    """The headers, each when its turn has come; the runs of those that are named alike are begun together."""
+    lanes: dict[tuple[str, str], dict[str, Header]] = {}
+    for header in waiting:
+        lanes.setdefault((header.session, header.lane), {})[header.receipt_id] = header
+    for (session, lane), headers in lanes.items():
+        there = (header.receipt_id for header in sink.store.headers(session, lane=lane, on_error=lambda error: None))
+        for group in ahead.groups(headers, there):
+            by_path = {headers[receipt].path: headers[receipt] for receipt in group}
+            for path in sink.begin(list(by_path)):
+                yield by_path[path]
 
 
 class _Pace:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from neuronbench.model import Record
 from neuronbench.receipts import Receipt, ReceiptError, ReceiptStore, SessionManifest
-from neuronbench.sinks.mlflow import artifacts, claims, inputs, mapping, notes, series, span_traces, traces
+from neuronbench.sinks.mlflow import ahead, artifacts, claims, inputs, mapping, notes, series, span_traces, traces
 from neuronbench.sinks.mlflow.gateway import Gateway, Unavailable
+from neuronbench.sinks.mlflow.reasons import refused
 
 if TYPE_CHECKING:
     import pyarrow
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 PARENT_TAG: Final = "nb.session.lane"
+RECEIPT_TAG: Final = "nb.receipt"
 DIGEST_TAG: Final = "nb.receipt.digest"
 _TRIES: Final = 3
 
@@ -35,6 +38,9 @@ class Writer:
         """Sessions and lanes of which MLflow had nothing before: what is looked for there is hardly there."""
         self._tried: set[str] = set()
         """Receipts that were begun and not ended: of those there may be something."""
+        self._ahead = ahead.Begun()
+        self._plans: dict[str, list[artifacts.Stowed]] = {}
+        """Files of the receipts that were begun together."""
         self._manifests: dict[str, SessionManifest | None] = {}
 
     def manifest(self, session: str) -> SessionManifest | None:
@@ -47,19 +53,62 @@ class Writer:
 
     # -- a receipt ----------------------------------------------------------------------------------------------------
 
+    def begin(self, client: MlflowClient, receipts: Sequence[Receipt]) -> None:
+        """Begin the runs of several receipts of one session's lane; each is still to be written.
+
+        What cannot be begun here is met again by its `write`.
+        """
+        first = receipts[0].record
+        session, lane = first.session, first.point.lane
+        self._ahead = ahead.Begun()  # of which this is the second try, if any of it is left
+        experiment = self.gateway.experiment(client, lane)
+        self.parent(client, session, lane, first)
+        self._plans = {receipt.record.receipt_id: artifacts.plan(receipt) for receipt in receipts}
+        makers = {
+            receipt.record.receipt_id: partial(self._make, client, experiment, receipt, plan)
+            for receipt, plan in zip(receipts, self._plans.values(), strict=True)
+        }
+        new = {name for name in makers if self.is_new(session, lane, name)}
+        self._ahead = ahead.begin(
+            client, experiment, RECEIPT_TAG, makers, fresh=len(new) == len(makers), aside=self._of_one
+        )
+
+    def is_new(self, session: str, lane: str, name: str) -> bool:
+        """Whether MLflow most likely has nothing of that name; asked once, since who asks begins it."""
+        tried = name in self._tried
+        self._tried.add(name)
+        return (session, lane) in self._begun and not tried
+
+    def turn(self, receipt: str) -> int:
+        """The place of a receipt among those that were begun together."""
+        return self._ahead.turn(receipt)
+
+    def _of_one(self, error: Exception) -> bool:
+        """Whether a failure concerns one receipt, and neither who asks nor whom."""
+        return not self.gateway.unreachable(error) and not refused(self.gateway.uri, error)
+
+    def _claim(self, client: MlflowClient, experiment: str, receipt: Receipt, stowed: list[artifacts.Stowed],
+               *, fresh: bool) -> tuple[Run, bool]:  # fmt: skip
+        """The receipt's run, and whether it is ours to fill."""
+        name, wait_s = receipt.record.receipt_id, self.gateway.rival_s
+        if name in self._ahead.others and wait_s is not None:
+            ahead.wait(client, experiment, RECEIPT_TAG, self._ahead, wait_s=wait_s)
+        if name in self._ahead.waited:
+            wait_s = 0.0
+        return self._ahead.take(name) or claims.claim(
+            client, experiment, RECEIPT_TAG, name, wait_s=wait_s, fresh=fresh,
+            make=lambda: self._make(client, experiment, receipt, stowed), made=self._ahead.contested.pop(name, None),
+        )  # fmt: skip
+
     def write(self, client: MlflowClient, receipt: Receipt) -> tuple[str, bool]:
         """Id of the receipt's run, and whether it had been there already, complete."""
         record = receipt.record
         experiment = self.gateway.experiment(client, record.point.lane)
-        stowed = artifacts.plan(receipt)
+        stowed = self._plans.pop(record.receipt_id, None) or artifacts.plan(receipt)
         self.parent(client, record.session, record.point.lane, record)
-        fresh = (record.session, record.point.lane) in self._begun and record.receipt_id not in self._tried
-        self._tried.add(record.receipt_id)
+        fresh = self.is_new(record.session, record.point.lane, record.receipt_id)
         for more in range(_TRIES - 1, -1, -1):
-            run, ours = claims.claim(
-                client, experiment, "nb.receipt", record.receipt_id, wait_s=self.gateway.rival_s,
-                make=lambda: self._make(client, experiment, receipt, stowed), fresh=fresh,
-            )  # fmt: skip
+            run, ours = self._claim(client, experiment, receipt, stowed, fresh=fresh)
             fresh = False
             run_id: str = run.info.run_id
             self._same(client, run, receipt, stowed)
@@ -112,32 +161,35 @@ class Writer:
     def _fill(
         self, client: MlflowClient, experiment: str, run: Run, receipt: Receipt, stowed: list[artifacts.Stowed]
     ) -> None:
+        """Write what the run is to have. Metrics come last: a server reads all of a run to see whether we may write."""
         record, run_id = receipt.record, str(run.info.run_id)
         _, end_ms = mapping.times(record)
-        metrics, _ = mapping.choose(record.metrics.values())
-        log(client, run_id, metrics=metrics, params=mapping.params(record), at_ms=end_ms)
         inputs.write(client, run_id, record)
         table, problem = artifacts.requests_table(receipt)
         steps, strange = series.steps_tables(receipt)
         with tempfile.TemporaryDirectory(prefix="nb-mlflow-") as scratch:
             problems = artifacts.send(self.gateway.artifacts(run), receipt, stowed, table, steps, Path(scratch))
         problems += [each for each in (problem, *strange) if each]
-        series.write(client, run_id, record, steps, end_ms=end_ms)
+        traced = 0
         if self.trace_limit > 0:
-            problems += self._traces(client, experiment, run_id, receipt, table)
+            traced, strange = self._traces(experiment, run_id, receipt, table)
+            problems += strange
+        series.write(client, run_id, record, steps, end_ms=end_ms)
+        tags = {"nb.traces": str(traced)} if traced else {}
         if problems:
-            client.set_tag(run_id, "nb.incomplete", "; ".join(problems)[: mapping.TAG_VALUE_LIMIT])
+            tags["nb.incomplete"] = "; ".join(problems)[: mapping.TAG_VALUE_LIMIT]
+        metrics, _ = mapping.choose(record.metrics.values())
+        log(client, run_id, metrics=metrics, params=mapping.params(record), tags=tags, at_ms=end_ms)
         client.set_terminated(run_id, mapping.status(record), end_time=end_ms)
 
     def _traces(
-        self, client: MlflowClient, experiment: str, run_id: str, receipt: Receipt, table: pyarrow.Table | None
-    ) -> list[str]:
-        """Traces are worth less than the run: what goes wrong with them is said on the run, unless nobody answers."""
+        self, experiment: str, run_id: str, receipt: Receipt, table: pyarrow.Table | None
+    ) -> tuple[int, list[str]]:
+        """How many were written, and what went wrong: they are worth less than the run, unless nobody answers."""
         try:
             for more in range(self.gateway.patience.retries, -1, -1):
                 try:
-                    count = self._write_traces(experiment, run_id, receipt, table)
-                    break
+                    return self._write_traces(experiment, run_id, receipt, table), []
                 except NotImplementedError:  # MLflow's word for a server whose version it could not ask
                     if not more:
                         raise
@@ -145,10 +197,8 @@ class Writer:
         except Exception as error:
             if self.gateway.unreachable(error):
                 raise
-            return [f"request traces: {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
-        if count:
-            client.set_tag(run_id, "nb.traces", str(count))
-        return []
+            return 0, [f"request traces: {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
+        return 0, []
 
     def _write_traces(self, experiment: str, run_id: str, receipt: Receipt, table: pyarrow.Table | None) -> int:
         count = 0
@@ -178,17 +228,17 @@ class Writer:
             self._parents[key] = found[0].info.run_id
         return self._parents[key]
 
-    def settle_parent(self, client: MlflowClient, session: str, lane: str) -> str:
-        """Run id of the one parent that a session's lane keeps, where hosts that delivered it at once began several."""
+    def settle_parent(self, client: MlflowClient, session: str, lane: str) -> Run:
+        """The one parent that a session's lane keeps, where hosts that delivered it at once began several."""
         experiment = self.gateway.experiment(client, lane)
-        first, *others = [run.info.run_id for run in claims.runs(client, experiment, PARENT_TAG, f"{session} {lane}")]
-        self._parents[session, lane] = first
+        parent, *others = claims.runs(client, experiment, PARENT_TAG, f"{session} {lane}")
+        self._parents[session, lane] = first = parent.info.run_id
         strays = f"tags.`nb.session` = '{session}' and tags.`mlflow.parentRunId` != '{first}'"
         for run in claims.every(client, [experiment], strays):
             client.set_tag(run.info.run_id, "mlflow.parentRunId", first)
-        for run_id in others:
-            client.delete_run(run_id)
-        return str(first)
+        for run in others:
+            client.delete_run(run.info.run_id)
+        return parent
 
     def _begin(self, client: MlflowClient, experiment: str, session: str, lane: str, record: Record) -> str:
         manifest = self.manifest(session)
@@ -213,13 +263,15 @@ class Writer:
 
 
 def log(
-    client: MlflowClient, run_id: str, *, metrics: Mapping[str, float], params: Mapping[str, str], at_ms: int
-) -> None:
-    """Metrics and parameters in one batch; the same again is no change."""
-    from mlflow.entities import Metric, Param
+    client: MlflowClient, run_id: str, *, metrics: Mapping[str, float], params: Mapping[str, str], at_ms: int,
+    tags: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
+    """Metrics, parameters and tags in one batch; the same again is no change."""
+    from mlflow.entities import Metric, Param, RunTag
 
     client.log_batch(
         run_id,
         metrics=[Metric(key, value, at_ms, 0) for key, value in metrics.items()],
         params=[Param(key, value) for key, value in params.items()],
+        tags=[RunTag(key, value) for key, value in (tags or {}).items()],
     )

@@ -12,7 +12,7 @@ from neuronbench.model import Outcome, Record, Validity
 from neuronbench.receipts import Receipt, SessionManifest, may_be_alive
 from neuronbench.receipts.files import to_text
 from neuronbench.sinks.mlflow import claims, mapping, notes, sessions
-from neuronbench.sinks.mlflow.runs import Writer, log
+from neuronbench.sinks.mlflow.runs import RECEIPT_TAG, Writer, log
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -110,7 +110,7 @@ def _summarise(client: MlflowClient, writer: Writer, session: str, lane: str, gr
     ]
     title += f" ({', '.join(words)})" if words else ""
     run, ours = claims.claim(
-        client, experiment, "nb.receipt", name, wait_s=writer.gateway.rival_s,
+        client, experiment, RECEIPT_TAG, name, wait_s=writer.gateway.rival_s, fresh=writer.is_new(session, lane, name),
         make=lambda: client.create_run(
             experiment, start_time=start_ms, run_name=title, tags={**tags, **claims.writer_tag()}
         ),
@@ -165,7 +165,8 @@ def _close_parent(
     records = [receipt.record for receipt in receipts]
     first = next((record for record in records if record.kind == "point" and mapping.has_run(record)), records[0])
     writer.parent(client, session, lane, first)
-    run_id = writer.settle_parent(client, session, lane)
+    parent = writer.settle_parent(client, session, lane)
+    run_id = parent.info.run_id
     manifest = writer.store.manifest(session) if writer.manifest(session) else None
     points = [record for record in records if record.kind == "point" and mapping.has_run(record)]
     metrics = {
@@ -196,7 +197,8 @@ def _close_parent(
         Path(scratch, "environment.json").write_text(to_text(facts), encoding="utf-8", errors="replace")
         Path(scratch, "report.md").write_text(report(session, records), encoding="utf-8", errors="replace")
         sessions.stage(writer.store.root / session, receipts, Path(scratch))
-        client.log_artifacts(run_id, scratch)
+        place: Any = writer.gateway.artifacts(parent)
+        place.log_artifacts(scratch)
     ended = over or manifest is None or bool(manifest.ended_at)
     if ended or (manifest is not None and not may_be_alive(manifest.owner)):
         status = sessions.status(records, ended=ended, exit_status=manifest.exit_status if manifest else None)

@@ -41,6 +41,7 @@ def main(words: list[str] | None = None) -> int:
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of the server (default: CPUs)")
     parser.add_argument("--max-connections", type=int, default=100, help="of PostgreSQL (default: 100)")
+    parser.add_argument("--direct", action="store_true", help="boxes write artifacts to S3 themselves")
     parser.add_argument("--out", type=Path, help="also write what was found to this file, as JSON")
     parser.add_argument("--folder", type=Path, help="where data roots and logs go (default: a temporary one)")
     asked = parser.parse_args(words)
@@ -54,14 +55,19 @@ def main(words: list[str] | None = None) -> int:
     line = ProgressLine()
     line("starting PostgreSQL, S3 and the server")
     try:
-        with team_server(folder, workers=asked.workers, max_connections=asked.max_connections) as team:
+        with team_server(
+            folder, workers=asked.workers, max_connections=asked.max_connections, direct=asked.direct
+        ) as team:
             outcome = simulate(team, plan, folder, say=line)
     finally:
         line.done()
         shutil.rmtree(folder, ignore_errors=True)
     print(told(outcome))
     if asked.out:
-        facts = {"workers": asked.workers, "max_connections": asked.max_connections, "cpus": os.cpu_count()}
+        facts = {
+            "workers": asked.workers, "max_connections": asked.max_connections, "direct": asked.direct,
+            "cpus": os.cpu_count(),
+        }  # fmt: skip
         asked.out.write_text(json.dumps(outcome.to_json() | facts, indent=1), encoding="utf-8")
     return 0 if outcome.ok else 1
 

@@ -28,6 +28,10 @@ SELECT lane.value, run.run_uuid, run.status FROM runs run
 JOIN tags lane ON lane.run_uuid = run.run_uuid AND lane.key = 'nb.session.lane'
 WHERE run.lifecycle_stage = 'active'
 """
+_TAKEN_BACK: Final = """
+SELECT session.value FROM runs run JOIN tags session ON session.run_uuid = run.run_uuid AND session.key = 'nb.session'
+WHERE run.lifecycle_stage <> 'active'
+"""
 
 
 @dataclass(kw_only=True)
@@ -73,7 +77,6 @@ def audit(team: Team, expected: Iterable[Expected]) -> Audit:
     inputs = dict(rows("SELECT destination_id, count(*) FROM inputs GROUP BY 1"))
     traces = dict(rows("SELECT value, count(*) FROM trace_request_metadata WHERE key = 'mlflow.sourceRun' GROUP BY 1"))
     incomplete = rows("SELECT run_uuid, value FROM tags WHERE key = 'nb.incomplete'")
-    ((found.taken_back,),) = rows("SELECT count(*) FROM runs WHERE lifecycle_stage <> 'active'")
     ((found.database_bytes,),) = rows("SELECT pg_database_size(current_database())")
     told = _Told(found)
     sessions = {each.session for each in wanted.values()}
@@ -81,6 +84,7 @@ def audit(team: Team, expected: Iterable[Expected]) -> Audit:
     runs = [row for row in runs if row[0].partition("/")[0] in sessions]
     parent_of = _parents(parents, sessions, told)
     found.runs, found.parents = len(runs), len(parents)
+    found.taken_back = sum(session in sessions for (session,) in rows(_TAKEN_BACK))
     found.open = sum(row[2] != "FINISHED" for row in (*runs, *parents))
     if found.open:
         told("open", f"{found.open} runs are not FINISHED")

@@ -148,10 +148,13 @@ class Team:
     database: Database
     server: Server
     s3: Server
+    direct: bool = False
+    """Whether boxes write artifacts to S3 themselves."""
 
     def login(self, password: str = "", user: str = USER) -> dict[str, str]:
         """What a client's environment says; by default the right password."""
-        return {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password or self.user_password}
+        found = {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password or self.user_password}
+        return {**found, **S3, "MLFLOW_S3_ENDPOINT_URL": self.s3_url} if self.direct else found
 
     def call(self, path: str, body: Any = None, *, admin: bool = False) -> Any:
         name, password = (ADMIN, self.admin_password) if admin else (USER, self.user_password)
@@ -180,8 +183,11 @@ class Team:
 
 
 @contextmanager
-def team_server(folder: Path, *, workers: int = 1, max_connections: int = 100) -> Iterator[Team]:
-    """All of it, while it is needed; logs go to `folder`. `max_connections` are PostgreSQL's."""
+def team_server(folder: Path, *, workers: int = 1, max_connections: int = 100, direct: bool = False) -> Iterator[Team]:
+    """All of it, while it is needed; logs go to `folder`.
+
+    `max_connections` are PostgreSQL's; `direct`: artifacts do not go through the server.
+    """
     with ExitStack() as stack:
         database = stack.enter_context(_postgres(max_connections))
         s3 = stack.enter_context(_s3(folder / "s3.log"))
@@ -203,13 +209,16 @@ def team_server(folder: Path, *, workers: int = 1, max_connections: int = 100) -
         }  # fmt: skip
         command = [
             sys.executable, "-m", "mlflow", "server", "--app-name", "basic-auth",
-            "--backend-store-uri", database.uris["mlflow"], "--artifacts-destination", f"s3://{BUCKET}/proxied",
-            "--serve-artifacts", "--host", "127.0.0.1", "--port", str(port), "--workers", str(workers),
+            "--backend-store-uri", database.uris["mlflow"],
+            *(("--no-serve-artifacts", "--default-artifact-root", f"s3://{BUCKET}/direct") if direct else
+              ("--serve-artifacts", "--artifacts-destination", f"s3://{BUCKET}/proxied")),
+            "--host", "127.0.0.1", "--port", str(port), "--workers", str(workers),
         ]  # fmt: skip
         server = stack.enter_context(serving(command, environ, url, folder / "server.log"))
         team = Team(
-            url=url, s3_url=s3.url, admin_password=admin, user_password=user, database=database, server=server, s3=s3
-        )
+            url=url, s3_url=s3.url, admin_password=admin, user_password=user, database=database, server=server, s3=s3,
+            direct=direct,
+        )  # fmt: skip
         team.call("/api/2.0/mlflow/users/create", {"username": USER, "password": user}, admin=True)
         yield team
 
