@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 import random
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ import pyarrow.parquet as parquet
 import pytest
 
 from neuronbench import cli
+from neuronbench.load.apis import APIS
 from neuronbench.load.arrivals import closed_loop
-from neuronbench.load.plan import make_plan
-from neuronbench.load.run import Timeouts, drive, reduce_run
+from neuronbench.load.outcomes import Kind
+from neuronbench.load.plan import Plan, make_plan
+from neuronbench.load.run import Drive, Timeouts, drive, reduce_run
+from neuronbench.load.spill import Spill, phase_of
+from neuronbench.load.stream import Stream
 from neuronbench.load.workload import synthetic
 from neuronbench.measure_search import Search, find, spoiled, write
 from neuronbench.model import FrozenMap, Gate, ResourceSpec
@@ -69,11 +74,45 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neuronbench.measure_search.spoiled", lambda gates, **known: [])
 
 
-@pytest.mark.usefixtures("patient")
-def test_the_answer_brackets_the_capacity_of_a_queue(tmp_path: Path) -> None:
+def in_no_time(plan: Plan, *, out: Path, **more: Any) -> Drive:
+    """Drive the plan against four slots of a fixed service time, first come first served, that have no host.
+
+    What is left is what a driver leaves: the search plans and reduces its loads as ever.
+    """
+    ms, begun = 1_000_000, 10**12
+    opened = begun + round(plan.arrivals["lead_s"] * 1e9)
+    closed = opened + round(plan.arrivals["duration_s"] * 1e9)
+    free = [begun] * SLOTS
+    out.mkdir(parents=True)
+    spill = Spill(out)
+    spill.event("start", t=begun, utc_ns=begun, pid=1, worker=0)
+    for name, at in (("ramp", begun), ("open", opened)):
+        spill.event("edge", name=name, t=at, noted=at, lags=0, cpu_ns=0, utc_ns=at)
+    for number, due in enumerate(plan.column("due_ns")[plan.warmup_count :].tolist()):
+        s, body = begun + due, plan.warmup_count + number
+        start = max(s, heapq.heappop(free))
+        made = Stream(APIS["completions"], seq=number, body=body, phase=phase_of(s, opened, closed), s=s)
+        made.chunks = array("q", [start + round(TTFT_MS + k * TPOT_MS) * ms for k in range(TOKENS)])
+        made.f, made.c, made.l = made.chunks[0], made.chunks[0], made.chunks[-1]
+        made.w = made.w_end = made.r = s
+        made.e, made.count, made.kind, made.status = made.l, TOKENS, Kind.OK, 200
+        made.n_in, made.n_out = 8, TOKENS
+        heapq.heappush(free, made.e)
+        spill.end(made)
+    end = max(free)
+    spill.event("edge", name="close", t=closed, noted=closed, lags=10, cpu_ns=ms, utc_ns=closed)
+    spill.event("second", t=end, cpu_ns=ms, in_flight=0)
+    spill.flush(array("i", [1000] * 10))
+    result = {"status": "ok", "message": "", "wrapped": 0, "coalesce_ms": 0.0, "max_rss_bytes": 1}
+    spill.close(result)
+    return Drive(status="ok", opened_ns=opened, closed_ns=closed, seconds=(end - begun) / 1e9, workers=(result,))
+
+
+def test_the_answer_brackets_the_capacity_of_a_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four slots, a fixed service time, first come first served: the truth comes from simulating that queue."""
+    monkeypatch.setattr("neuronbench.load.run.drive", in_no_time)
     search = Search(slo={"ttft": LIMIT_MS}, percentile=0.9, start=16.0, highest=128.0, tolerance=0.4, lead_s=0.3)
-    with TruthServer(ttft_ms=TTFT_MS, tpot_ms=TPOT_MS, max_concurrency=SLOTS) as server:
+    with TruthServer(ttft_ms=1, tpot_ms=1) as server:  # it is only asked for its model and vocabulary
         found = search_on(server, tmp_path, search)
     truth = true_rate(0.9, 0.1)
     assert found.rate is not None
