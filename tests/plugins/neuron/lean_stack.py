@@ -1,4 +1,4 @@
-"""What a process of a stack does for nothing when it starts and ends, left out of made-up environments.
+"""What a process does for nothing when it starts and ends, left out of made-up environments and of runs of pytest.
 
 Such an environment has the stack's own torch and transformers, and imports them anew in every worker, launcher and
 rank. That takes five seconds of a core, and half of it is for what no test asks for: transformers reads the source of
@@ -13,6 +13,10 @@ import functools
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Final
+
+SESSION: Final = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:anyio")
+"""Of a run of pytest: without what no benchmark uses. Hypothesis would be imported, all of it, when the run ends."""
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lean_stack import SESSION
 from neuron_boxes import PROJECT, stacked
 
 from neuronbench.testing.neuron import FakeBox, neuron_profiler
@@ -42,7 +43,7 @@ def run(
     """The quick grid of classifiers; its records."""
     done = subprocess.run(
         [
-            sys.executable, "-m", "pytest", BENCHMARK, "-m", box.shape.instance.family, "-p", "no:cacheprovider", "-q",
+            sys.executable, "-m", "pytest", BENCHMARK, "-m", box.shape.instance.family, *SESSION, "-q",
             "--nb-data-root", data, "--nb-tracking-uri", "off", "--nb-set", "calls=60",
             "--nb-set", "sequence_length=16", *words,
         ],

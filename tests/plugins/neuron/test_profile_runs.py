@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lean_stack import SESSION
 from neuron_boxes import PACKAGES, PROJECT
 from neuronbench_neuron.serving import profiled
 from serving_neuron import BASE, STACKS, make_model, point
@@ -27,7 +28,7 @@ class Run:
     def __init__(self, box: FakeBox, folder: Path, what: str, *words: str, **environ: str) -> None:
         done = subprocess.run(
             [
-                sys.executable, "-m", "pytest", what, "-m", box.shape.instance.family, "-p", "no:cacheprovider", "-rs",
+                sys.executable, "-m", "pytest", what, "-m", box.shape.instance.family, *SESSION, "-rs",
                 "--nb-tracking-uri", "off", "--nb-data-root", str(folder / "data"), "--nb-profile", *words,
             ],
             cwd=PROJECT, capture_output=True, text=True, timeout=250, stdin=subprocess.DEVNULL,

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("neuronbench_neuron", reason="plugins/neuron is not installed: make harness")
 
+from lean_stack import SESSION
 from serving_neuron import BASE, PACKAGES, STACKS, make_model
 
 from neuronbench.testing.neuron import FakeBox
@@ -29,7 +30,7 @@ class Run:
 
     def __init__(self, box: FakeBox, folder: Path, environ: Mapping[str, str] | None = None, **given: str) -> None:
         told = {"model": f"file:{make_model(folder / 'model')}", "window_s": "2", "max_num_seqs": "4", **given}
-        words = ["-p", "no:cacheprovider", "-rs", "-k", "closed_loop", "--nb-tracking-uri", "off"]
+        words = [*SESSION, "-rs", "-k", "closed_loop", "--nb-tracking-uri", "off"]
         words += [word for name, value in told.items() for word in ("--nb-set", f"{name}={value}")]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "benchmarks/serving", "-m", box.shape.instance.family, *words,

@@ -73,8 +73,9 @@ class Bench:
         return self.live[-1]
 
 
-NATIVE = {"NEURONBENCH_FAKE_NATIVE": "1", "NEURONBENCH_FAKE_EXECUTION_MS": "150"}
-"""Of ranks whose device is torch's own: its calls come back before the work is done."""
+NATIVE = {"NEURONBENCH_FAKE_NATIVE": "1", "NEURONBENCH_FAKE_EXECUTION_MS": "300"}
+"""Of ranks whose device is torch's own: its calls come back before the work is done, which takes longer than what the
+host does meanwhile."""
 
 
 def run(
@@ -119,17 +120,16 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 def test_two_ranks_share_a_model_and_go_on_from_a_checkpoint(bench: Bench, tmp_path: Path) -> None:
-    """On a device of torch's own at first, which is waited for, and then on torch-xla's: that makes no difference."""
+    """At first the barrier is another device's, which is caught and does no harm to the losses."""
     job = TrainJob.from_json({**BASE, "method": "full_sft", "world_size": 2, "checkpoint_every": 2})
     trainer = bench.trainer("nxd", job)
-    whole = run(bench, trainer, job, tmp_path / "run", environ=NATIVE)
-    check_barrier(whole, named=True, caught=False)
+    whole = run(bench, trainer, job, tmp_path / "run", environ={**NATIVE, "NEURONBENCH_FAKE_NATIVE": "hidden"})
+    check_barrier(whole, named=False, caught=True)
     assert whole.losses[-1] < whole.losses[0]
     assert [one["step"] for one in whole.first.checkpoints] == [2, 4]
 
     # from the checkpoint of step 4 the last step is made again, with the same loss to the bit
     again = run(bench, trainer, job, tmp_path / "run", resume=True)
-    assert not again.start["barrier"].endswith("torch.neuron.synchronize()")
     assert again.resumed_from == 4
     assert again.losses == whole.losses[-1:]
     assert again.first.restores[0]["step"] == 4
@@ -185,11 +185,11 @@ def test_an_adapter_is_joined_of_its_shards_and_a_barrier_that_lies_is_caught(be
 def test_pipeline_stages_are_asked_of_the_library_and_the_loss_comes_from_the_last(
     bench: Bench, tmp_path: Path
 ) -> None:
-    """And that the barrier was another device's is caught."""
+    """And a device of torch's own is waited for."""
     job = TrainJob.from_json({**BASE, "method": "full_sft", "world_size": 2, "steps": 4, "holdout": 0.0})
     trainer = bench.trainer("optimum-neuron", job, pipeline_parallel_size=2)
-    found = run(bench, trainer, job, tmp_path / "run", environ={**NATIVE, "NEURONBENCH_FAKE_NATIVE": "hidden"})
-    check_barrier(found, named=False, caught=True)
+    found = run(bench, trainer, job, tmp_path / "run", environ=NATIVE)
+    check_barrier(found, named=True, caught=False)
     told = found.first.start["backend"]
     assert (told["pipeline_parallel_size"], told["tensor_parallel_size"], told["data_parallel_size"]) == (2, 1, 1)
     assert found.shards == {0: 0, 1: 0}  # both stages see the same batches, which count once

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from lean_stack import lean
+from lean_stack import SESSION, lean
 
 import neuronbench.testing.neuron as made_up
 from neuronbench.testing.neuron import FakeBox
@@ -54,7 +54,7 @@ def bench(
     told = [word for name, value in (settings or {}).items() for word in ("--nb-set", f"{name}={value}")]
     command = [
         sys.executable, "-m", "pytest", f"benchmarks/{what}", "-m", box.shape.instance.name.partition(".")[0],
-        "-p", "no:cacheprovider", "--nb-tracking-uri", "off", "--nb-data-root", str(folder), "-rs", *told, *options,
+        *SESSION, "--nb-tracking-uri", "off", "--nb-data-root", str(folder), "-rs", *told, *options,
     ]  # fmt: skip
     return subprocess.run(
         command, cwd=ROOT, env=box.environ(**environ), capture_output=True, text=True, timeout=800,
