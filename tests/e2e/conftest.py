@@ -27,17 +27,29 @@ WORKERS: Mapping[str, str] = {
 """What servers and workers of a run inherit, so that they cost no more than what is proved."""
 
 OWN = """
-import os, pathlib, signal, threading
+import os, pathlib, re, signal, threading, urllib.request
 import neuronbench as nb
+
+def ended(endpoint):  # how many requests the server has answered
+    with urllib.request.urlopen(f"{endpoint.base_url}/metrics", timeout=60) as answer:
+        said = re.findall(r"^vllm:request_success_total\\S* (\\S+)", answer.read().decode(), re.MULTILINE)
+    return sum(map(float, said))
+
+def kill_at_work(endpoint, before, over):  # in the window: there are three requests of warm-up, and two of the ramp
+    while not over.wait(0.1):
+        if ended(endpoint) - before >= 6:
+            return os.kill(endpoint.pids()[0], signal.SIGKILL)
 
 @nb.bench(lane="serving", grid="serving/short")
 def bench_killed(endpoint, measure, point):
-    killer = threading.Timer(4.0, os.kill, (endpoint.pids()[0], signal.SIGKILL))
+    over = threading.Event()
+    killer = threading.Thread(target=kill_at_work, args=(endpoint, ended(endpoint), over))
     killer.start()
     try:
         measure.serve(endpoint, nb.closed_loop(2, duration_s=60), nb.synthetic(input_tokens=16, output_tokens=16))
     finally:
-        killer.cancel()
+        over.set()
+        killer.join()
 
 CORRUPT = pathlib.Path(__file__).parent / "corrupt"
 
