@@ -260,7 +260,7 @@ def load(
             ) from error
         finally:
             progress.done()
-    deliver(results, json_file, every_gate)
+        deliver(results, json_file, every_gate)  # before the crew is closed, which ends a command that was told to end
     kept = all(test["verdict"] == "met" for each in results for test in each.slo_tests.values())
     if (slo_test and not kept) or any(not each.measured or (strict and each.validity == "invalid") for each in results):
         raise typer.Exit(host.FAILURE)

@@ -104,17 +104,17 @@ def drive(
     from neuronbench.load.engine import Target
 
     Target.parse(base_url)
-    in_flight = int(plan.arrivals["in_flight"])
+    most, of_what = _most(plan)
     crew = crew or crews.current() or crews.OnThisHost(spawn)
     count = crew.size(processes, base_url)
-    if processes <= in_flight < count:  # it would do on one host
+    if processes <= most < count:  # it would do on one host
         raise crews.unavailable(
-            f"{in_flight} in flight at once cannot be dealt to {count} drivers, {processes} on each of "
+            f"{most} {of_what} cannot be dealt to {count} drivers, {processes} on each of "
             f"{count // processes} nodes: each of them needs one",
             "send it from fewer nodes (--nodes, NEURONBENCH_LOAD_NODES); of benchmarks, run such points without",
         )
-    if not 1 <= count <= in_flight:
-        raise ValueError(f"processes: expected 1 to {in_flight} (the requests in flight), found {count}")
+    if not 1 <= count <= most:
+        raise ValueError(f"processes: expected 1 to {most} ({of_what}), found {count}")
     if not 0 <= coalesce_ms <= MOST_COALESCE_MS:
         raise ValueError(f"coalesce_ms: expected 0 to {MOST_COALESCE_MS:g}, found {coalesce_ms!r}")
     out.mkdir(parents=True, exist_ok=True)
@@ -153,6 +153,13 @@ def drive(
             ended = time.monotonic()
             nodes = shift.close()
     return _judge(out, workers, ended - begun, nodes)
+
+
+def _most(plan: Plan) -> tuple[int, str]:
+    """The most drivers that `plan` can be dealt to so that each has something to send, and what it is dealt by."""
+    if plan.arrivals["kind"] == "open":
+        return sum(due >= 0 for due in plan.column("due_ns").tolist()), "arrivals in all"
+    return int(plan.arrivals["in_flight"]), "in flight at once"
 
 
 def _wait(workers: Sequence[_Worker], until: float) -> None:

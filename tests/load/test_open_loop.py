@@ -174,6 +174,16 @@ def test_one_schedule_over_several_processes(run: Run, processes: int) -> None:
     assert inside == {k for k, d in enumerate(due.tolist()) if d >= 0 and 0 <= d - lead < 1_500_000_000}
 
 
+def test_few_arrivals_at_a_low_rate_are_dealt_to_as_many_processes_as_there_are_requests(run: Run) -> None:
+    arrivals = at.constant(2, duration_s=3, lead_s=0, tail_s=0)
+    ran = run(arrivals, processes=6)  # more than are in flight at once, at two in a second
+    assert int(ran.plan.arrivals["in_flight"]) < 6
+    assert ran.drive.status == "ok"
+    assert sorted(row["worker"] for row in ran.rows if not row["warmup"]) == list(range(6))
+    with pytest.raises(ValueError, match=r"processes: expected 1 to 6 \(arrivals in all\), found 7"):
+        run(arrivals, processes=7)
+
+
 @pytest.mark.parametrize("arrivals", [at.closed_loop(5, requests=40), at.closed_loop(5, duration_s=0.7)])
 def test_a_closed_loop_over_several_processes_keeps_its_concurrency(run: Run, arrivals: at.ClosedLoop) -> None:
     ran = run(arrivals, processes=2, model="truth:ttft=80")

@@ -54,7 +54,7 @@ def test_of_a_load_that_was_ended_the_result_is_kept(ending: Ending) -> None:
     ending.loads, ending.under_way = 1, ended.set
     os.kill(os.getpid(), signal.SIGTERM)
     assert ended.wait(60)
-    with pytest.raises(host.CommandError, match="what was measured until then is in the folder of --out") as end:
+    with pytest.raises(host.CommandError, match="the result is what was measured until then") as end:
         ending.close()
     assert end.value.status == 143
 

@@ -348,7 +348,7 @@ def test_a_command_that_is_ended_keeps_what_was_measured_and_leaves_nothing_on_t
     truth.reset()
     run = subprocess.Popen(
         [sys.executable, "-m", "neuronbench", "--root", str(tmp_path), "load", truth.url, "--nodes", str(nodes),
-         "--rate", "50", "--duration", "300", *LENGTHS, "--out", str(out)],
+         "--rate", "50", "--duration", "300", *LENGTHS, "--out", str(out), "--json", str(tmp_path / "told.json")],
         env={**kept, "RAY_ADDRESS": cluster.address, "XDG_CACHE_HOME": str(tmp_path / "cache")}, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
@@ -367,6 +367,7 @@ def test_a_command_that_is_ended_keeps_what_was_measured_and_leaves_nothing_on_t
     until(lambda: not drivers(), every_s=0.5)
     result = json.loads((out / "result.json").read_text("utf-8"))
     assert (result["status"], result["validity"]) == ("killed", "invalid")
+    assert json.loads((tmp_path / "told.json").read_text("utf-8"))["status"] == "killed"
     rows = [row for row in pq.read_table(out / "requests.parquet").to_pylist() if not row["warmup"]]
     assert len([row for row in rows if row["ok"]]) >= 40
     assert {row["worker"] for row in rows} == set(range(nodes))

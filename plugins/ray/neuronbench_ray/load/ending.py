@@ -52,9 +52,7 @@ class Ending:
             elif self.given_up:
                 left = "what was not in the folder of --out by then is lost"
             else:
-                left = (
-                    "what was measured until then is in the folder of --out; without one, and of a search, it is lost"
-                )
+                left = "the result is what was measured until then; of a search there is none"
             raise host.CommandError(f"ended by {self.name}: {left}", status=128 + self.number)
 
     @property
