@@ -28,6 +28,7 @@ LONG = (
     "new_plugin/test_new_plugin.py",
     "plugins/neuron/test_serving_neuron_runs.py",
     "backends/test_cpu_trainer_real.py",
+    "backends/test_cpu_trainer_weights.py",
     "plugins/neuron/test_compiled_neuron.py",
     "plugins/neuron/test_training_boxes.py",
     "e2e/test_compiled_sessions.py",

@@ -13,8 +13,6 @@ from trainer_rig import Rig, job, rigged
 
 from neuronbench.training import TrainJob
 
-pytestmark = pytest.mark.timeout(900)  # a real model is converted where it was not yet
-
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory, workers_inherit: None) -> Iterator[Rig]:
