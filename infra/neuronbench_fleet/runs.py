@@ -317,7 +317,7 @@ def exit_status(finished: Mapping[str, Any]) -> int:
 
 def pause(aws: Aws, seconds: float) -> None:
     """Wait between two looks; never so short that looking is all that is done."""
-    time.sleep(max(0.2, aws.pace.shortened(seconds)))
+    time.sleep(max(0.5, aws.pace.shortened(seconds)))
 
 
 def await_online(aws: Aws, box: Box, progress: Callable[[str], None]) -> None:

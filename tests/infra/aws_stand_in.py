@@ -22,6 +22,8 @@ DescribeCapacityReservations, and launching into one).
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import io
 import json
 import os
@@ -202,6 +204,15 @@ class StandIn:
         every = [box for reservation in found["Reservations"] for box in reservation["Instances"]]
         return [box for box in every if not states or box["State"]["Name"] in states]
 
+    def stands(self) -> bool:
+        """Whether what `deploy` made is still there: moto's state is that of the process, and others reset it, too."""
+        from moto.backends import get_backend
+        from moto.core.models import DEFAULT_ACCOUNT_ID
+
+        return (
+            self.deployed is not None and self.deployed.bucket in get_backend("s3")[DEFAULT_ACCOUNT_ID]["aws"].buckets
+        )
+
     def forget(self) -> None:
         """No boxes, no disks, no objects, no faults; what `deploy` made stays, which is much cheaper than `reset`."""
         from moto.backends import get_backend
@@ -324,6 +335,11 @@ def serving(port: int = 0) -> Iterator[StandIn]:
     filter_dict_attribute_mapping["client-token"] = "client_token"  # a filter of DescribeInstances that moto has not
     aws = StandIn()
     aws._moto = DomainDispatcherApplication(create_backend_app)
+    # for every request moto looks through its folders for the service, and through a service's class for its methods
+    aws._moto.get_backend_for_host = functools.cache(aws._moto.get_backend_for_host)
+    responses: Any = importlib.import_module("moto.core.responses")
+    if not hasattr(responses.method_names_from_class, "cache_info"):
+        responses.method_names_from_class = functools.cache(responses.method_names_from_class)
     server = make_server("127.0.0.1", port, aws, threaded=True, request_handler=MotoRequestHandler)
     server.daemon_threads = True  # type: ignore[attr-defined]
     aws.url = f"http://127.0.0.1:{server.server_port}"

@@ -1,4 +1,4 @@
-"""AWS for the tests of this folder: one stand-in a module, as new for every test."""
+"""AWS for the tests of this folder: one stand-in for all of them, as new for every test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ended:
         return json.loads(self.out)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def aws_server() -> Iterator[StandIn]:
     with serving() as server:
         yield server
@@ -41,7 +41,7 @@ def aws_server() -> Iterator[StandIn]:
 @pytest.fixture
 def aws(aws_server: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     """AWS without boxes or objects, which commands in this process and its children take for the real one."""
-    (aws_server.forget if aws_server.deployed is not None else aws_server.reset)()
+    (aws_server.forget if aws_server.stands() else aws_server.reset)()
     _read_models_once(monkeypatch)
     for key, value in aws_server.environment().items():
         monkeypatch.setenv(key, value)
