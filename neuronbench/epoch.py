@@ -11,7 +11,7 @@ def clock_epoch() -> dict[str, int]:
     The wall clock is read between two reads of the monotonic one; of several tries the tightest is kept.
     """
     best: tuple[int, int, int] | None = None
-    for _ in range(5):
+    for _ in range(9):
         before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
         if best is None or after - before < best[0]:
             best = (after - before, (before + after) // 2, wall)

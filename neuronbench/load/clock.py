@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
 from typing import Final
+
+from neuronbench.epoch import clock_epoch
 
 STEP_NS: Final = 1_000_000
 """The two clocks drift apart only when someone sets the wall clock: more than this is a step."""
 
 
-def realtime_offset_ns(tries: int = 9) -> int:
-    """CLOCK_REALTIME − CLOCK_MONOTONIC, by the tightest of a few bracketed readings."""
-    best, offset = 1 << 62, 0
-    for _ in range(tries):
-        before = time.monotonic_ns()
-        real = time.time_ns()
-        after = time.monotonic_ns()
-        if after - before < best:
-            best, offset = after - before, real - (before + after) // 2
-    return offset
+def realtime_offset_ns() -> int:
+    """CLOCK_REALTIME − CLOCK_MONOTONIC in ns."""
+    now = clock_epoch()
+    return now["utc_ns"] - now["mono_ns"]
 
 
 class _TimeSpec(ctypes.Structure):
