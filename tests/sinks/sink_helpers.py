@@ -9,6 +9,9 @@ from neuronbench.config import Settings
 from neuronbench.sinks.mlflow.gateway import Patience
 
 QUICK = Patience(first_s=2, request_s=5, busy_s=0.1, lock_s=20.0)
+"""For stores that are files, and for servers that are not there."""
+PATIENT = Patience(first_s=120, request_s=120, busy_s=20.0, lock_s=60.0)
+"""For real servers: on a host that others keep busy each answer takes what it takes."""
 
 
 def settings_at(root: Path, **changes: Any) -> Settings:

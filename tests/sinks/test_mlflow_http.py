@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import synthetic_receipts as synthetic
-from sink_helpers import QUICK, Reader, settings_at
+from sink_helpers import PATIENT, QUICK, Reader, settings_at
 
 from neuronbench.config import Settings
 from neuronbench.receipts import ReceiptStore
@@ -35,7 +35,7 @@ def free_port() -> int:
 def fetch(url: str, body: Any = None) -> bytes:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         return bytes(answer.read())
 
 
@@ -113,7 +113,7 @@ def remote(served: Served, tmp_path: Path) -> Settings:
 def test_delivery_to_a_server(remote: Settings, reader: Callable[..., Reader], tmp_path: Path) -> None:
     store = ReceiptStore(remote.receipts_dir)
     session = store.begin_session(remote)
-    sink = MlflowSink(remote)
+    sink = MlflowSink(remote, patience=PATIENT)
     for repeat in (1, 2):
         path = synthetic.put(store, synthetic.record(session, repeat=repeat), table=synthetic.requests(40))
         delivery = sink.write(path)
@@ -195,7 +195,6 @@ def silent() -> Iterator[Silent]:
     server.close()
 
 
-@pytest.mark.timeout(60)
 def test_a_server_that_never_answers_is_waited_for_once(silent: Silent, tmp_path: Path) -> None:
     settings = settings_at(tmp_path, tracking_uri=silent.url)
     store = ReceiptStore(settings.receipts_dir)
@@ -212,15 +211,15 @@ def test_a_server_that_never_answers_is_waited_for_once(silent: Silent, tmp_path
     assert "timed out" in reasons.pop()
 
 
-@pytest.mark.timeout(60)
 def test_a_server_that_falls_silent_later_is_given_up_too(
     served: Served, silent: Silent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_at(tmp_path, tracking_uri=served.url)
     store = ReceiptStore(settings.receipts_dir)
     session = store.begin_session(settings)
-    sink = MlflowSink(settings, patience=replace(QUICK, request_s=1))
+    sink = MlflowSink(settings, patience=PATIENT)
     assert sink.write(synthetic.put(store, synthetic.record(session))).state == "delivered"
+    sink.gateway.patience = replace(PATIENT, request_s=1)
     client = sink.gateway._client
     assert client is not None
     credentials = client._tracking_client.store.get_host_creds

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import synthetic_receipts as synthetic
-from sink_helpers import QUICK, Reader, settings_at
+from sink_helpers import PATIENT, Reader, settings_at
 
 from neuronbench.config import Settings
 from neuronbench.model import FrozenMap, Outcome, Point
@@ -118,7 +118,7 @@ def test_a_wrong_password_is_said_and_kept_nowhere(
         assert marker is not None
         assert "401" in marker.reason
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", WRONG)
-    sink = MlflowSink(settings, patience=QUICK)
+    sink = MlflowSink(settings, patience=PATIENT)
     assert {sink.write(path).state for path in paths} == {"pending"}
     assert "login was refused" in sink.gateway.broken  # asked once: some servers lock out who asks on
     assert holding(settings.root, WRONG) == []
@@ -153,7 +153,7 @@ def test_a_user_without_rights_is_told_which_are_missing(
     assert other["experiment"]["lifecycle_stage"] == "active"
     for name, value in team.login("Gu3st-of-the-team", user="guest").items():
         monkeypatch.setenv(name, value)
-    delivery = MlflowSink(settings, patience=QUICK).write(path)
+    delivery = MlflowSink(settings, patience=PATIENT).write(path)
     assert delivery.state == "pending"
     assert "ask for EDIT on the experiments neuronbench/*" in delivery.reason
 
