@@ -203,6 +203,18 @@ def test_runs_that_a_process_has_left_are_taken_over_at_once(place: tuple[Any, s
     assert {box.settle(value, begun, wait_s=1e6) for value in VALUES} == {(run, True) for run in gone.made.values()}
 
 
+def test_what_a_dead_process_has_left_beside_one_that_ended_is_taken_back(place: tuple[Any, str]) -> None:
+    gone, other = Box(place, writer={**this_process(), "create_time": 1.0}), Box(place)
+    for value in VALUES:
+        gone.make(value)
+        other.fill(other.make(value).info.run_id)
+    box = Box(place)
+    begun = box.begin(VALUES[:2])
+    assert [box.settle(value, begun) for value in VALUES[:2]] == [(other.made[value], False) for value in VALUES[:2]]
+    assert box.settle("s/a3", ahead.Begun()) == (other.made["s/a3"], False)  # by itself, too
+    assert there(place) == {value: [run] for value, run in other.made.items()}
+
+
 def test_what_others_do_is_waited_for_together(place: tuple[Any, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as something ends at each look, however short the patience; then once for all, not for each."""
     other, box = Box(place), Box(place)

@@ -109,7 +109,7 @@ def begin(
         there = look(client, experiment, tag, makers.keys())
         missing = [value for value, runs in there.items() if not runs]
         for value, runs in there.items():
-            _sort_in(begun, value, runs)
+            _sort_in(client, begun, value, runs)
     made: dict[str, Run] = {}
     for value in missing:
         try:
@@ -127,15 +127,15 @@ def begin(
             begun.contested[value] = run
         else:
             client.delete_run(run.info.run_id)
-            _sort_in(begun, value, rivals)
+            _sort_in(client, begun, value, rivals)
     return begun
 
 
-def _sort_in(begun: Begun, value: str, runs: list[Run]) -> None:
+def _sort_in(client: MlflowClient, begun: Begun, value: str, runs: list[Run]) -> None:
     """What others have made of a value."""
-    ended = [run for run in runs if not claims.is_open(run)]
-    if ended:
-        begun.ended[value] = ended[0]
+    ended = claims.standing(client, runs)
+    if ended is not None:
+        begun.ended[value] = ended
     elif runs:
         begun.others.add(value)
 
@@ -157,7 +157,7 @@ def wait(client: MlflowClient, experiment: str, tag: str, begun: Begun, *, wait_
         if not filled or time.monotonic() >= until:
             begun.waited = filled
             for value in values - filled:
-                _sort_in(begun, value, there[value])
+                _sort_in(client, begun, value, there[value])
             begun.others.clear()
             return
         time.sleep(pause_s)

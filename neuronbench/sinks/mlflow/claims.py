@@ -96,6 +96,15 @@ def claim(
         client.delete_run(mine.info.run_id)
 
 
+def standing(client: MlflowClient, there: list[Run]) -> Run | None:
+    """The one that has ended, if one has; what a process that is dead has left open beside it is taken back."""
+    ended = [run for run in there if not is_open(run)]
+    for run in there if ended else ():
+        if is_open(run) and not is_filled(run):
+            client.delete_run(run.info.run_id)
+    return ended[0] if ended else None
+
+
 def is_gone(client: MlflowClient, run_id: str) -> bool:
     """Whether a run has been taken back, by its maker or by somebody who waited for that one in vain."""
     try:
@@ -111,9 +120,9 @@ def _others(client: MlflowClient, experiment: str, tag: str, value: str, wait_s:
         there = runs(client, experiment, tag, value)
         if not there:
             return None
-        ended = [run for run in there if not is_open(run)]
-        if ended:
-            return ended[0]
+        ended = standing(client, there)
+        if ended is not None:
+            return ended
         if time.monotonic() >= until or not any(is_filled(run) for run in there):
             for run in there[1:]:
                 client.delete_run(run.info.run_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
@@ -58,12 +58,17 @@ def write(client: MlflowClient, run_id: str, record: Record) -> None:
         )
         for each in inputs(record)
     ]
+    if found:
+        twice(lambda: client.log_inputs(run_id, datasets=found))
+
+
+def twice(send: Callable[[], object]) -> None:
+    """Send what another process may send in the same moment: a server looks for it, then inserts it, and one fails."""
     for more in range(_TRIES - 1, -1, -1):
         try:
-            if found:
-                client.log_inputs(run_id, datasets=found)
+            send()
             return
-        except Exception as error:  # the server looks for a dataset and then inserts it: two at once, and one fails
+        except Exception as error:
             if not more or not any(sign in str(error) for sign in _TAKEN):
                 raise
 

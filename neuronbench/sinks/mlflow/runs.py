@@ -269,9 +269,11 @@ def log(
     """Metrics, parameters and tags in one batch; the same again is no change."""
     from mlflow.entities import Metric, Param, RunTag
 
-    client.log_batch(
-        run_id,
-        metrics=[Metric(key, value, at_ms, 0) for key, value in metrics.items()],
-        params=[Param(key, value) for key, value in params.items()],
-        tags=[RunTag(key, value) for key, value in (tags or {}).items()],
+    inputs.twice(
+        lambda: client.log_batch(
+            run_id,
+            metrics=[Metric(key, value, at_ms, 0) for key, value in metrics.items()],
+            params=[Param(key, value) for key, value in params.items()],
+            tags=[RunTag(key, value) for key, value in (tags or {}).items()],
+        )
     )
