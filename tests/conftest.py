@@ -7,16 +7,11 @@ import os
 import sys
 from pathlib import Path
 
-import importlib_metadata  # noqa: F401 (see BACKPORT)
+import inside_runs
 import pytest
 from browser_fixtures import browser, web  # fixtures of every folder
 
 __all__ = ["browser", "web"]
-
-BACKPORT = """Why `importlib_metadata` is imported here: when it is first imported it takes the place of the standard
-library's finder of distributions. Were that inside a run of pytester's in this process (MLflow imports it), the end of
-that run would put `sys.meta_path` back without it, and from then on this process would find no distribution any more:
-MLflow would take itself for its tracing part alone, and whoever asks for a version would hear of nothing installed."""
 
 TIMEOUT_S = 300
 LONG_TIMEOUT_S = 900
@@ -44,6 +39,9 @@ LONG = (
 """Files that take a minute of a core and more: one that begins last is waited for by idle cores. The real server comes
 first, beside what has no threads of its own: two programs whose threads wait for each other by spinning, on two cores,
 are ten times as slow as one after the other."""
+
+
+inside_runs.keep_libraries()
 
 
 def pytest_configure(config: pytest.Config) -> None:
