@@ -15,7 +15,7 @@ SETUP := sh requirements/setup.sh
 RUN := .venv/bin/python -m
 BENCH_ARGS ?=
 TEST_ARGS ?=
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 2
 PIP_FLAGS ?=
 export PYTHON
 

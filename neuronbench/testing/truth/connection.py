@@ -12,6 +12,7 @@ from typing import Protocol
 
 import httptools
 
+from neuronbench.epoch import clock_epoch
 from neuronbench.testing.truth.loop import Loop
 
 SO_TIMESTAMPNS = 35  # the socket module has no name for it
@@ -102,10 +103,12 @@ class Connection:
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
                 seconds, nanoseconds = _TIMESPEC.unpack(data)
-                # The stamp is wall-clock time; only its distance to now is used.
-                age = time.time_ns() - (seconds * 1_000_000_000 + nanoseconds)
+                # The stamp is wall-clock time; only its distance to now is used. "Now" is read on both clocks at once:
+                # whoever loses the CPU between two readings would have received that much too early or too late.
+                clocks = clock_epoch()
+                age = clocks["utc_ns"] - (seconds * 1_000_000_000 + nanoseconds)
                 if 0 <= age < 60_000_000_000:
-                    self._received_ns = now - age
+                    self._received_ns = min(clocks["mono_ns"] - age, now)
         parser = self._parser
         assert parser is not None
         try:
