@@ -27,6 +27,7 @@ from neuronbench.protocols import Peak, PointFailure, Trainer
 from neuronbench.telemetry.request import TelemetryRequest
 from neuronbench.training import folders, steps
 from neuronbench.training.steps import StepLogError, Steps
+from neuronbench.worker.handlers.training.launch import after_the_end
 
 if TYPE_CHECKING:
     from neuronbench.records import OpenRecord
@@ -126,6 +127,7 @@ def train(
         raise PointFailure(_refused(error, kept, job, resume)) from error
     except PointFailure as error:
         raise type(error)(_cut_off(error.failure, kept, job, resume)) from error
+    record.notes.extend(f"run {number}: done by all ranks, then {line}" for line in after_the_end(folder))
     if resume is True:
         discard(folder)
     return _reduced(session, opened, trainer, job, found, folder, facts, check_loss)

@@ -27,6 +27,7 @@ from neuronbench.model import Json
 from neuronbench.protocols import PointFailure, Trainer
 from neuronbench.training import TrainJob, steps
 from neuronbench.training.steps import Steps
+from neuronbench.worker.handlers.training.launch import after_the_end
 from neuronbench.worker.training.order import order
 
 
@@ -311,6 +312,27 @@ def test_two_ranks_from_the_same_start_have_the_losses_of_one(rig: Rig) -> None:
         two.first.end and two.first.end["final_digest"]
     }
     assert two.first.evaluations[-1]["loss"] == pytest.approx(one.first.evaluations[-1]["loss"], rel=1e-4)
+
+
+CRASH = """
+import atexit, os, pathlib
+if os.environ.get("RANK") == "1" and pathlib.Path(__file__).with_name("crash").exists():
+    atexit.register(os.abort)
+"""
+
+
+def test_a_rank_that_crashes_when_all_is_done_takes_nothing_back(rig: Rig) -> None:
+    wanted = job(method="pretrain", adapter=None, steps=1, world_size=2, holdout=0.0)
+    if "refused" in rig.spec(wanted).settings:
+        pytest.skip("one core")
+    (rig.folder / "fakes" / "sitecustomize.py").write_text(CRASH, encoding="utf-8")
+    (rig.folder / "fakes" / "crash").touch()
+    try:
+        run, folder = rig.run(wanted)
+    finally:
+        (rig.folder / "fakes" / "crash").unlink()
+    assert len(run.losses) == 1
+    assert after_the_end(folder) == ["rank 1: ended by SIGABRT"]
 
 
 def test_ranks_end_with_their_worker(rig: Rig) -> None:

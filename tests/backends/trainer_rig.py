@@ -17,7 +17,7 @@ import pytest
 from neuronbench import config, processes
 from neuronbench.model import FrozenMap, Json, Point, ResourceSpec
 from neuronbench.plugins import Plugins
-from neuronbench.protocols import BootContext
+from neuronbench.protocols import BootContext, PointFailure
 from neuronbench.training import TrainJob, steps
 from neuronbench.training.steps import Steps
 from neuronbench.worker.trainer import WorkerTrainer
@@ -93,7 +93,12 @@ class Rig:
         """Train, and what a verified log of it says."""
         self.runs += 1
         folder = self.folder / (name or f"run-{self.runs}")
-        self.trainer(wanted).train(wanted, folder=folder, resume=resume, deadline_s=RUN_S)
+        trainer = self.trainer(wanted)
+        try:
+            trainer.train(wanted, folder=folder, resume=resume, deadline_s=RUN_S)
+        except PointFailure as error:
+            error.add_note(trainer.logs[0].read_text(encoding="utf-8", errors="replace")[-4000:])
+            raise
         found = steps.read(folder)
         steps.verify(found, wanted)
         return found, folder

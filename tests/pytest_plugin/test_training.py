@@ -44,7 +44,7 @@ def ran(whole: Any) -> Any:
             behaviours=["plain", "lazy"], params={**JOB, "checkpoint_every": 6, "accumulation": 3}
         ),
         bench_traps=trap_bench(),
-        bench_ends=BENCH.format(behaviours=[*ENDS, "plain"], params={**JOB, "at": 5}),
+        bench_ends=BENCH.format(behaviours=[*ENDS, "plain", "crash_after_end"], params={**JOB, "at": 5}),
         bench_seeds=DETERMINISM.format(params=JOB),
         bench_checkpoints=CHECKPOINT.format(params={**JOB, "checkpoint_every": 10}),
         bench_ladder=LADDER.format(params={**JOB, "behaviour": "die_kill", "at": 8}),
@@ -64,7 +64,7 @@ def of_file(project: Any, name: str, param: str = "behaviour") -> dict[str, dict
 
 def test_every_point_runs_whatever_became_of_the_one_before(ran: Any) -> None:
     failed = len(ENDS)
-    assert ran.outcomes == {"passed": 2 + len(TRAPS) + 1 + 3 + 1 + 1, "failed": failed}, ran.said
+    assert ran.outcomes == {"passed": 2 + len(TRAPS) + 2 + 3 + 1 + 1, "failed": failed}, ran.said
 
 
 def failed_gates(record: dict[str, Any]) -> set[str]:
@@ -193,6 +193,9 @@ def test_a_run_that_is_cut_off_is_an_error_that_keeps_its_steps_and_the_next_poi
         done = 16 if behaviour == "no_barrier" else 4
         assert steps_of(project, record)["step"].to_pylist() == list(range(1, done + 1))
         assert record["workload"]["training"][0]["last_step"] == done
+    after = records["crash_after_end"]  # the run is whole; that an interpreter crashed while it ended is told
+    assert (after["outcome"], after["workload"]["training"][0]["last_step"]) == ("ok", 16)
+    assert after["notes"] == ["run 1: done by all ranks, then rank 0: ended by SIGSEGV"]
     killed = records["die_kill"]
     assert "after step 4 of 16" in killed["error"]["message"]
     assert not (folder_of(project, killed) / "steps-rank0.jsonl").exists()

@@ -18,6 +18,7 @@ Loaded by a worker (see `neuronbench.testing.toy_trainer`), never imported. What
 | `counts_before_adapter` | parameters are those of the model before the adapter was attached |
 | `short` | training stops before `at` and says that it is done |
 | `endless` | the end is never written |
+| `crash_after_end` | all is done, and then the interpreter crashes while it ends |
 | `ranks_disagree` | ranks report their own losses instead of the mean |
 | `die_kill`, `die_raise`, `die_memory`, `die_hang`, `die_exit`, `die_torn` | ends so in step `at`, unless resumed |
 """
@@ -37,6 +38,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nb_worker.handlers.training.launch import AFTER  # type: ignore[import-not-found]
 from nb_worker.training.steplog import StepLog, StepTimer, Timed  # type: ignore[import-not-found]
 
 LAYERS, HIDDEN, HEADS, VOCABULARY = 2, 16, 2, 100
@@ -172,6 +174,9 @@ class Handler:
         if self._behaviour != "endless":
             for log in logs:
                 log.end(total, steps=step, reason=reason, final_digest=digest)
+        if self._behaviour == "crash_after_end":
+            with open(os.path.join(folder, AFTER), "w", encoding="utf-8") as file:
+                file.write("rank 0: ended by SIGSEGV\n")
         return {"steps": step, "reason": reason}
 
     def _hold_out(self, log: Any, job: dict[str, Any], step: int, state: float) -> None:

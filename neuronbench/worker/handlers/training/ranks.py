@@ -5,29 +5,32 @@ The order names the module of the backend's handlers that has its `Rig` and its 
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import importlib.util
 import json
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
 
-ERRORS = ".rank-errors"
-"""Folder of a run in which ranks say what ended them."""
+
+def module(name: str, path: Path) -> Any:
+    """A file of the harness as a module, in a program that has no package of its own."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
 
 
 def main(order: dict[str, Any]) -> None:
     rank, threads = int(os.environ["RANK"]), order["rig"]["threads"]
     if order["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order["cores"][rank * threads : (rank + 1) * threads])
-    spec = importlib.util.spec_from_file_location("nb_worker_main", Path(order["worker"], "main.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = module("nb_worker_main", Path(order["worker"], "main.py"))
     program.package("nb_worker", order["worker"])
     program.package("nb_handlers", order["handlers"])
     with program.importing():
@@ -43,19 +46,14 @@ def main(order: dict[str, Any]) -> None:
         distributed.destroy_process_group()
 
 
-def told(order: dict[str, Any], error: BaseException) -> None:
-    """Leave word of what ended this rank: torchrun says only that something did."""
-    folder = Path(order["folder"], ERRORS)
-    folder.mkdir(exist_ok=True)
-    line = traceback.format_exception_only(error)[-1].strip()
-    word = {"line": line, "at_ns": time.monotonic_ns(), "traceback": traceback.format_exc()}
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(word), encoding="utf-8")
-
-
 if __name__ == "__main__":
+    faulthandler.enable()  # a library that aborts says where
     _order = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    _launch = module("nb_launch", Path(__file__).with_name("launch.py"))
+    _folder, _rank = Path(_order["folder"]), os.environ["RANK"]
     try:
         main(_order)
-    except BaseException as _error:
-        told(_order, _error)
+        _launch.leave_done(_folder, _rank)
+    except BaseException as _error:  # torchrun says only that something ended
+        _launch.leave(_folder, _rank, traceback.format_exception_only(_error)[-1].strip())
         raise

@@ -16,20 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from . import state
-from .ranks import ERRORS
+from .launch import AFTER, ERRORS, all_done, words
 from .run import evaluate
 
-PROGRAM = Path(__file__).parent / "ranks.py"
+LAUNCH, PROGRAM = Path(__file__).parent / "launch.py", Path(__file__).parent / "ranks.py"
 
 
 def first_words(folder: Path) -> str:
-    """What ended the rank that ended first, `rank 1: ...; `; empty when none could say (killed, for one)."""
-    words = []
-    for path in (folder / ERRORS).glob("*.json"):
-        word = json.loads(path.read_text(encoding="utf-8"))
-        words.append((word["at_ns"], f"rank {path.stem}: {word['line']}; "))
-    shutil.rmtree(folder / ERRORS, ignore_errors=True)
-    return min(words)[1] if words else ""
+    """What ended the rank that ended first, `rank 1: ...; `; empty when nothing says."""
+    told = words(folder)
+    return f"{told[0]}; " if told else ""
 
 
 class Trainer:
@@ -106,7 +102,12 @@ class Trainer:
         """Ranks of their own, by torchrun; they write to this worker's log, and end with it."""
         self._rig.say(f"starting {self._world_size} ranks")
         done = self.torchrun(job, folder, checkpoint)
-        if done:
+        if done and all_done(folder, self._world_size):
+            # Libraries may crash while interpreters end. Whether the logs tell of a whole run is for their reader.
+            told = words(folder)
+            self._rig.say(f"all ranks had done their work, then: {'; '.join(told)}")
+            (folder / AFTER).write_text("".join(f"{line}\n" for line in told), encoding="utf-8")
+        elif done:
             raise RuntimeError(f"{first_words(folder)}torchrun of {self._world_size} ranks ended with status {done}")
         return {"ranks": self._world_size}
 
@@ -123,6 +124,8 @@ class Trainer:
         """Run the ranks and return the status. `before`: words of a program that runs the command given to it; `more`:
         environment; `told`: more of the order."""
         path = folder / ".ranks.json"
+        shutil.rmtree(folder / ERRORS, ignore_errors=True)  # of an attempt that this one goes on from
+        (folder / AFTER).unlink(missing_ok=True)
         order = {
             "worker": importlib.import_module("nb_worker").__path__[0],
             "handlers": str(self._handlers), "module": self.MODULE,
@@ -131,7 +134,7 @@ class Trainer:
         }  # fmt: skip
         path.write_text(json.dumps(order), encoding="utf-8")
         command = [
-            *before, sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+            *before, sys.executable, str(LAUNCH), str(folder), "--standalone", "--local-addr", "127.0.0.1",
             "--nproc-per-node", str(self._world_size), "--monitor-interval", "0.1", str(PROGRAM), str(path),
         ]  # fmt: skip
         try:
