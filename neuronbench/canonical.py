@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 import math
@@ -19,13 +20,18 @@ Json: TypeAlias = Any
 """A value that `json` can write: None, bool, int, float, str, list, or a dict with string keys."""
 
 
+_AS_IT_IS = frozenset({type(None), bool, int, str})
+
+
 def jsonable(value: object) -> Json:
     """Reduce `value` to plain JSON types; raise `TypeError`/`ValueError` for what JSON cannot hold.
 
     Not-a-number and infinities are refused rather than written as the non-standard literals `NaN`/`Infinity`: a
     missing number is None everywhere in neuronbench.
     """
-    if value is None or (isinstance(value, (bool, int, str)) and not isinstance(value, enum.Enum)):
+    if type(value) in _AS_IT_IS:  # most values, and much the cheapest question
+        return value
+    if isinstance(value, (bool, int, str)) and not isinstance(value, enum.Enum):
         return value
     if isinstance(value, enum.Enum):
         return value.value
@@ -45,7 +51,7 @@ def jsonable(value: object) -> Json:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise TypeError(f"JSON keys are strings; found {key!r} ({type(key).__name__})")
-            out[key] = jsonable(item)
+            out[key] = item if type(item) in _AS_IT_IS else jsonable(item)
         return out
     if isinstance(value, (set, frozenset)):
         raise TypeError("a set has no order, so it has no canonical JSON; use a sorted list")
@@ -61,7 +67,10 @@ def jsonable(value: object) -> Json:
 
 def canonical_json(value: object) -> str:
     """JSON with sorted keys and no white space: equal data gives equal text, whatever the order it was built in."""
-    return json.dumps(jsonable(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _dumps(jsonable(value))
+
+
+_dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def _utf8(text: str) -> bytes:
@@ -77,6 +86,7 @@ def fingerprint(value: object, *, digest_bytes: int = 8) -> str:
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@-]+")
 
 
+@functools.lru_cache(maxsize=4096)  # a grid has few values, and each of them in many points
 def slug(text: str, *, limit: int = 120) -> str:
     """`text` as a file name that is safe on every platform; shortened with a digest when longer than `limit`."""
     clean = _UNSAFE.sub("-", text).strip("-.") or "x"
@@ -122,7 +132,7 @@ class FrozenMap(Mapping[str, Json]):
 
     def _canonical(self) -> str:
         if self._key is None:
-            self._key = canonical_json(self._data)
+            self._key = _dumps(self._data)  # plain since it was made
         return self._key
 
     def __hash__(self) -> int:

@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from neuronbench import costs
 from neuronbench.model import Environment, FrozenMap, Json, fingerprint
 from neuronbench.redaction import is_secret_name
 from neuronbench.redaction import redact as redact
@@ -95,6 +94,8 @@ def describe(
         facts.update(_stack_facts(backend, settings))
     else:
         facts.update({f"stack.{name}": version for name, version in stack_versions.items()})
+    from neuronbench import costs  # with the catalogue of instances, which a probe of the host can do without
+
     facts.update(costs.price_facts(facts, settings.price))
     facts.update(environment_facts(environ))
     for name, value in plugin_facts.items():

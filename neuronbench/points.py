@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -112,11 +113,13 @@ def _plain(value: Any) -> Json:
 
 def unique_ids(points: Sequence[Point]) -> list[Point]:
     """Give points of equal id but different content a suffix, so that no two share a receipt."""
+    times = Counter(point.id for point in points)
     owners: dict[str, set[str]] = {}
     for point in points:
-        owners.setdefault(point.id, set()).add(point.fingerprint)
+        if times[point.id] > 1:
+            owners.setdefault(point.id, set()).add(point.fingerprint)
     return [
-        replace(point, id=slug(f"{point.id}-{point.fingerprint[:6]}")) if len(owners[point.id]) > 1 else point
+        replace(point, id=slug(f"{point.id}-{point.fingerprint[:6]}")) if len(owners.get(point.id, ())) > 1 else point
         for point in points
     ]
 

@@ -249,8 +249,14 @@ class Session:
         }
         return replace(point, params=FrozenMap({**kept, "endpoint": redact(self.settings.endpoint)}))
 
-    def unsupported(self, point: Point, needs: Sequence[str]) -> Unsupported | None:
-        """Why `point` cannot run here, found without booting anything; None when it can."""
+    def unsupported(
+        self, point: Point, needs: Sequence[str], *, asked: dict[ResourceSpec, Unsupported | None] | None = None
+    ) -> Unsupported | None:
+        """Why `point` cannot run here, found without booting anything; None when it can.
+
+        `asked` keeps what providers said of resources: with the same table for many points they are asked once of each.
+        """
+        asked = {} if asked is None else asked
         info = self.plugins.backends[point.backend]
         probe = self.probe(point.backend)
         if not probe.available:
@@ -277,8 +283,10 @@ class Session:
                     reason = f"{kind}_provider: expected one of {known} for {point.backend}, found {found!r}"
                 return Unsupported(reason=reason)
             provider = self.plugins.provider(provider_info.name)
-            verdict = provider.check(provider.spec(point, backend, self.settings), backend, self.settings)
-            if verdict is not None:
+            spec = provider.spec(point, backend, self.settings)
+            if spec not in asked:
+                asked[spec] = provider.check(spec, backend, self.settings)
+            if (verdict := asked[spec]) is not None:
                 return verdict
         return self.plugins.check_point(point, info)
 

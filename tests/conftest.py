@@ -4,6 +4,7 @@ first."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -48,6 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Hundreds of processes are started, and each would compile this project's modules for itself.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    # Shells let programs that they start in the background ignore Ctrl-C, and so would all that is started here.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False  # else xdist begins with the files that have most tests
 

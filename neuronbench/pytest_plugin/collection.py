@@ -11,8 +11,9 @@ import pytest
 from neuronbench import grid as grids
 from neuronbench import lane_benchmarks, points
 from neuronbench.bench import MARK
-from neuronbench.model import Point, closest
+from neuronbench.model import Point, ResourceSpec, closest
 from neuronbench.plugins import Plugins
+from neuronbench.protocols import Unsupported
 from neuronbench.pytest_plugin.keys import (
     ERRORS,
     NEEDS,
@@ -88,7 +89,7 @@ def _seeds(session: Session, metafunc: pytest.Metafunc) -> list[Any]:
                 params=told.get("params") or {},
                 more_grids=lane_benchmarks.grid_dirs(plugins.lanes),
             ):
-                label = f"{backend}-{grid_point.label}" if grid_point.label else backend
+                label = "-".join(filter(None, (backend, grid_point.label)))
                 seeds.append(pytest.param((lane, backend, grid_point), id=label, marks=marks))
     except (grids.GridError, LookupError) as error:
         metafunc.config.stash[ERRORS].append(f"{node.nodeid}: {error.args[0]}")
@@ -104,7 +105,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> Ge
         raise pytest.UsageError("\n".join(errors[:3]) + more)
     session = session_or_none(config)
     of_lanes = lane_benchmarks.folders(config.stash[PLUGINS].lanes)
-    benchmarks = [benchmark_of(item, of_lanes) for item in benches]
+    named: dict[str, str] = {}
+    benchmarks = []
+    for item in benches:
+        function = item.nodeid.partition("[")[0]
+        if function not in named:
+            named[function] = benchmark_of(item, of_lanes)
+        benchmarks.append(named[function])
     constants = _constants(benches, benchmarks)
     made = [_point_of(item, benchmark, constants) for item, benchmark in zip(benches, benchmarks, strict=True)]
     for item in benches:
@@ -134,8 +141,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> Ge
     if hasattr(config, "workerinput"):
         raise pytest.UsageError("benchmarks share the hardware and cannot run under pytest-xdist: use -n0")
     session = session_of(config)
+    asked: dict[ResourceSpec, Unsupported | None] = {}
     for item in chosen:
-        _skip_or_resource(session, item)
+        _skip_or_resource(session, item, asked)
     lanes = session.plugins.lanes
     leads = {name for name in lanes.names() if lanes[name].leads}
     ordered = points.in_resource_order(
@@ -182,11 +190,11 @@ def _point_of(item: Any, benchmark: str, constants: frozenset[tuple[str, str]]) 
     )
 
 
-def _skip_or_resource(session: Session, item: pytest.Item) -> None:
+def _skip_or_resource(session: Session, item: pytest.Item, asked: dict[ResourceSpec, Unsupported | None]) -> None:
     """Skip what cannot run or need not, before anything boots; else note which resource it needs."""
     point, needs = item.stash[POINT], item.stash[NEEDS]
     try:
-        verdict = session.unsupported(point, needs)
+        verdict = session.unsupported(point, needs, asked=asked)
         if verdict is None:
             for kind in needs[:1]:
                 item.stash[SPEC] = session.spec(point, kind)

@@ -28,13 +28,12 @@ from neuronbench.environment import host_facts
 from neuronbench.model import FrozenMap, Json, Point, ResourceSpec
 from neuronbench.protocols import Backend, BootContext, ProviderInfo, Stack, Unsupported
 from neuronbench.serving import identity, vllm
-from neuronbench.serving.openai_server import ServerCommand, boot
-from neuronbench.serving.phases import VLLM
-from neuronbench.serving.server import OpenAIServer
 from neuronbench.stacks import clean_environment
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what only a boot needs is imported by it: a provider is asked at every collection
     from neuronbench.config import Settings
+    from neuronbench.serving.openai_server import ServerCommand
+    from neuronbench.serving.server import OpenAIServer
 
 DEFAULTS: Final[Mapping[str, Json]] = {
     **vllm.COMMON,
@@ -69,6 +68,9 @@ class VllmCpuProvider:
         return None
 
     def boot(self, spec: ResourceSpec, context: BootContext) -> OpenAIServer:
+        from neuronbench.serving.openai_server import boot
+        from neuronbench.serving.phases import VLLM
+
         deadline = time.monotonic() + context.deadline_s
         found = vllm.prepare(spec, context, deadline)
         return boot(
@@ -92,6 +94,8 @@ class VllmCpuProvider:
 
 def command(spec: ResourceSpec, stack: Stack, model: models.ResolvedModel) -> ServerCommand:
     """vLLM's command line and environment for a spec."""
+    from neuronbench.serving.openai_server import ServerCommand
+
     settings = spec.settings
     own: dict[str, Json] = {
         "max_model_len": settings["max_model_len"],

@@ -7,7 +7,6 @@ from collections.abc import Generator
 from typing import Any, Final
 
 from neuronbench import hookimpl
-from neuronbench.load import crew as crews
 
 VARIABLE: Final = "NEURONBENCH_LOAD_NODES"
 _made: dict[int, Any] = {}
@@ -31,6 +30,7 @@ def measuring(record: Any) -> Generator[None, Any, Any]:
     nodes = asked()
     if nodes is None:
         return (yield)
+    from neuronbench.load import crew as crews
     from neuronbench_ray.load.crew import made  # signals are pytest's
 
     if nodes not in _made:
