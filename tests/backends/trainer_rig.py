@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -89,14 +90,17 @@ class Rig:
             self.live[spec.key] = made
         return self.live[spec.key]
 
-    def run(self, wanted: TrainJob, name: str = "", *, resume: bool = False) -> tuple[Steps, Path]:
-        """Train, and what a verified log of it says."""
+    def run(self, wanted: TrainJob, name: str = "", *, resume: bool = False, again: bool = True) -> tuple[Steps, Path]:
+        """Train, and what a verified log of it says. Ranks that a library aborts are started `again`, once: what is
+        asked here is what ranks compute and not whether gloo always starts on a busy host."""
         self.runs += 1
         folder = self.folder / (name or f"run-{self.runs}")
         trainer = self.trainer(wanted)
         try:
             trainer.train(wanted, folder=folder, resume=resume, deadline_s=RUN_S)
         except PointFailure as error:
+            if again and not name and re.search(r"rank \d+: ended by SIG|torchrun: ", str(error)):
+                return self.run(wanted, again=False)
             error.add_note(trainer.logs[0].read_text(encoding="utf-8", errors="replace")[-4000:])
             raise
         found = steps.read(folder)
