@@ -9,8 +9,11 @@ from typing import Any, Final, Generic, TypeVar
 from neuronbench.model import closest
 
 RESERVED_MARKERS: Final = frozenset(
-    {"skip", "skipif", "xfail", "parametrize", "usefixtures", "filterwarnings", "timeout", "benchmark", "neuronbench"}
-)
+    {
+        "skip", "skipif", "xfail", "parametrize", "usefixtures", "filterwarnings", "tryfirst", "trylast", "timeout",
+        "benchmark", "neuronbench",
+    }
+)  # fmt: skip
 """Marks of pytest, of its plugins that neuronbench installs, and of neuronbench itself."""
 
 
@@ -99,6 +102,10 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         return list(self._things)
+
+    def taken_by(self, name: str) -> str:
+        """The plugin that has the name, or the alias; empty where it is free."""
+        return self._taken.get(name, "")
 
     def owner(self, name: str) -> str:
         return self._owner[name]

@@ -23,10 +23,13 @@ def new_plugin(
     It works as it stands: install it, run its tests, then change it into what you need. See "Write a plugin in ten
     minutes" in plugins/README.md.
     """
+    import shlex
+
     from neuronbench import new_plugin as template
 
     target = folder or Path(template.values(name, kind)["distribution"])
     try:
+        template.check_free(name, kind, host.of(context).plugins)
         made = template.bake(name, kind, target)
     except template.NewPluginError as error:
         raise host.CommandError(str(error), status=host.USAGE) from error
@@ -34,4 +37,5 @@ def new_plugin(
         raise host.CommandError(f"{target}: {error.strerror}") from error
     for path in made:
         host.say(f"  {path}")
-    host.say(f"\nNext:\n  pip install -e {target}\n  neuronbench plugins\n  cd {target} && pytest")
+    there = shlex.quote(str(target))
+    host.say(f"\nNext:\n  pip install -e {there}\n  neuronbench plugins\n  cd {there} && pytest")

@@ -14,14 +14,20 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import neuronbench
 from neuronbench.plugin_checks import API_VERSION
 from neuronbench.registry import RESERVED_MARKERS
 
+if TYPE_CHECKING:
+    from neuronbench.plugins import Plugins
+
 KINDS: Final = ("lane", "backend", "sink")
-_NAME: Final = re.compile(r"[a-z][a-z0-9_]{1,30}")
+FAKE: Final = "fake"
+"""The backend that `neuronbench.testing` has for tests, those of a new plugin among them."""
+_NAME: Final = re.compile(r"(?=.{2,31}\Z)[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+"""What pip takes as part of a distribution's name, `_` as `-`: that ends in no dash, and two are one to it."""
 
 
 class NewPluginError(ValueError):
@@ -33,8 +39,25 @@ def check_name(name: str, kind: str) -> None:
     if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name in RESERVED_MARKERS:
         raise NewPluginError(
             f"a {kind}'s name is also a marker (-m {name}) and part of a package's name: expected 2 to 31 of the "
-            f"letters a-z, digits and underscores, beginning with a letter; found {name!r}"
+            f"letters a-z, digits and single underscores, beginning with a letter and not ending with an underscore; "
+            f"found {name!r}"
         )
+
+
+def check_free(name: str, kind: str, plugins: Plugins) -> None:
+    """Raise `NewPluginError` for a name that something installed here has: what is made could never be loaded."""
+    shared = (plugins.sinks,) if kind == "sink" else (plugins.lanes, plugins.backends)
+    owners = {f"the {each.noun} {name!r}": each.taken_by(name) for each in shared}
+    if kind != "sink" and name == FAKE:
+        owners[f"the backend {name!r}"] = "neuronbench.testing, on which the new plugin's tests run"
+    if name in plugins.reports:
+        owners[f"the plugin {name!r}"] = plugins.reports[name].distribution or name
+    for what, owner in owners.items():
+        if owner:
+            raise NewPluginError(
+                f"{what} is there already, of {owner}, and two of one name are refused: choose another name, or "
+                "uninstall that one first"
+            )
 
 
 def values(name: str, kind: str) -> Mapping[str, str]:

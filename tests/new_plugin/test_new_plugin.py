@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from neuronbench import new_plugin
+from neuronbench import cli, new_plugin
+from neuronbench.plugins import Plugins
+from neuronbench.testing.fake_backend import NAME as FAKE
 
 
 def run(*command: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -80,11 +83,48 @@ def test_what_is_made_is_as_linters_want_it(kind: str, name: str, tmp_path: Path
     assert linted.returncode == 0, linted.stdout
 
 
-@pytest.mark.parametrize("name", ["Tasting", "1st", "a", "with-dash", "lambda", "benchmark", "x" * 40, "täst"])
+@pytest.mark.parametrize("name", [
+    "Tasting", "1st", "a", "with-dash", "lambda", "benchmark", "tryfirst", "x" * 40, "täst",
+    "ends_", "two__in_a_row",  # pip refuses a distribution that ends in a dash, and takes `--` for `-`
+])  # fmt: skip
 def test_a_name_that_cannot_be_a_marker_and_a_package_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(new_plugin.NewPluginError, match="expected 2 to 31 of the letters"):
         new_plugin.bake(name, "lane", tmp_path / "it")
     assert not (tmp_path / "it").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("serving", "lane", "the lane 'serving' is there already, of neuronbench.defaults"),
+        ("serving", "backend", "the lane 'serving' is there already"),  # both are markers
+        ("cpu", "lane", "the backend 'cpu' is there already, of neuronbench.backends.cpu"),
+        ("mlflow", "sink", "the sink 'mlflow' is there already"),
+        (FAKE, "lane", "of neuronbench.testing"),
+        ("stock", "sink", "the plugin 'stock' is there already"),
+    ],
+)
+def test_what_could_never_be_loaded_beside_what_is_installed_is_refused(name: str, kind: str, said: str) -> None:
+    plugins = Plugins(entry_points=False)
+    plugins.register(types.ModuleType("stock"), name="stock", source="test", strict=True)
+    with pytest.raises(new_plugin.NewPluginError, match=said):
+        new_plugin.check_free(name, kind, plugins)
+    new_plugin.check_free(f"{name}_of_mine", kind, plugins)
+
+
+def test_a_sink_is_no_marker_and_may_be_called_as_a_lane_is() -> None:
+    new_plugin.check_free("serving", "sink", Plugins(entry_points=False))
+
+
+def test_the_command_refuses_a_name_that_is_taken_and_quotes_the_folder_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new-plugin", "serving"]) == 2
+    assert "choose another name" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert cli.main(["new-plugin", "tasting", "--dir", "my tasting"]) == 0
+    assert "pip install -e 'my tasting'" in capsys.readouterr().out
 
 
 def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
