@@ -10,12 +10,14 @@ from typing import Any, Final
 
 from neuronbench_fleet.aws import Aws
 from neuronbench_fleet.costs import Rate, rate_from_tag, spent_usd
-from neuronbench_fleet.errors import AwsError, UsageError
+from neuronbench_fleet.errors import TRANSIENT, AwsError, BoxLost, UsageError
 
 TAG: Final = "neuronbench:"
 LIVE: Final = ("pending", "running")
 ASLEEP: Final = ("stopping", "stopped")
 GONE: Final = ("shutting-down", "terminated")
+STATE_EVERY_S: Final = 30.0
+"""Between two questions to EC2 whether a box is still there."""
 _FILTERED: Final = 200
 """Values that EC2 takes for a filter."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
@@ -95,6 +97,36 @@ def boxes_by_id(aws: Aws, ids: Sequence[str]) -> list[Box]:
         if error.kind == "not_found":
             return []
         raise
+
+
+def lost(aws: Aws, id_: str) -> str:
+    """What became of a box that does not run any more; empty while it does, or nobody knows."""
+    if not id_:
+        return ""
+    try:
+        found = boxes_by_id(aws, [id_])
+    except AwsError as error:
+        if error.kind in TRANSIENT:
+            return ""
+        raise
+    if found and found[0].state in LIVE:
+        return ""
+    if not found:
+        return f"{id_} is gone"
+    reason = f" ({found[0].reason})" if found[0].reason else ""
+    return f"{id_} is {found[0].state}{reason}"
+
+
+def still_there(aws: Aws, id_: str, looked: float, doing: str) -> float:
+    """Raise `BoxLost` for a box that runs no more: what Systems Manager was to do there stays `InProgress` for an hour.
+
+    EC2 is asked now and then; `looked`, and what is returned, is when it was asked last, by the pace's clock.
+    """
+    if aws.pace.now_s() - looked < STATE_EVERY_S:
+        return looked
+    if gone := lost(aws, id_):
+        raise BoxLost(gone, doing)
+    return aws.pace.now_s()
 
 
 def pings(aws: Aws, ids: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from neuronbench_fleet.aws import Aws
 from neuronbench_fleet.boxes import ASLEEP, LIVE, Box, boxes_by_id, list_boxes
 from neuronbench_fleet.costs import period
 from neuronbench_fleet.deployment import Deployment
-from neuronbench_fleet.errors import FleetError, UsageError
+from neuronbench_fleet.errors import BoxLost, FleetError, UsageError, of_store
 from neuronbench_fleet.remote import bootstrap
 from neuronbench_fleet.stream import Follower
 
@@ -52,7 +52,7 @@ class Cancelling:
         try:
             return self._cancel()
         except StoreError as error:
-            raise FleetError(str(error)) from error
+            raise of_store(error) from error
 
     def _cancel(self) -> Cancelled:
         store = runs.bucket_of(self.aws, self.deployment)
@@ -85,13 +85,16 @@ class Cancelling:
 
     def _ask(self, box: Box) -> bool:
         """Ask the box to end the run; False where it has none that was ever started."""
-        runs.await_online(self.aws, box, self.progress)
         script = bootstrap.cancel_script(self.run, by=runs.asker(), at=utc_now())
         try:
+            runs.await_online(self.aws, box, self.progress)
             said = runs.execute(
                 self.aws, box, script, comment=f"neuronbench cancel {self.run}", limit_s=600, progress=self.progress,
                 doing="waiting for its answer",
             )  # fmt: skip
+        except BoxLost:
+            self._refuse_gone([box.id])
+            raise
         except runs.ScriptFailed as error:
             if error.code in (bootstrap.EXIT_NO_RUN, bootstrap.EXIT_NOT_STARTED):
                 self.say(f"{box.id}: {error.said}")

@@ -9,17 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from neuronbench.commands.host import FAILURE, USAGE, CommandError
 from neuronbench.redaction import redact
+
+if TYPE_CHECKING:
+    from neuronbench.weights import StoreError
 
 Kind: TypeAlias = Literal[
     "capacity", "unsupported", "quota", "price", "auth", "throttle", "network", "service", "not_found", "conflict",
     "invalid", "limit", "failed",
 ]  # fmt: skip
 
-NO_CAPACITY, LIMIT, NOT_ALLOWED, QUOTA, INTERRUPTED = 3, 4, 5, 6, 130
+NO_CAPACITY, LIMIT, NOT_ALLOWED, QUOTA, BOX_LOST, INTERRUPTED = 3, 4, 5, 6, 7, 130
 EXIT_STATUS: Final[Mapping[Kind, int]] = {
     "capacity": NO_CAPACITY, "unsupported": NO_CAPACITY, "limit": LIMIT, "price": LIMIT, "auth": NOT_ALLOWED,
     "quota": QUOTA, "invalid": FAILURE,
@@ -48,8 +51,8 @@ _AUTH: Final = frozenset(
         "UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "AuthFailure", "InvalidClientTokenId",
         "SignatureDoesNotMatch", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "OptInRequired",
         "UnrecognizedClientException", "PendingVerification", "Blocked", "InvalidAccessKeyId", "IncompleteSignature",
-        "MissingAuthenticationToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed", "NotAuthorized",
-        "AllAccessDisabled", "403", "Forbidden",
+        "InvalidSignatureException", "MissingAuthenticationToken", "InvalidToken", "TokenRefreshRequired",
+        "RequestTimeTooSkewed", "NotAuthorized", "AllAccessDisabled", "403", "Forbidden",
     }
 )  # fmt: skip
 _THROTTLE: Final = frozenset(
@@ -69,11 +72,14 @@ _CONFLICT: Final = frozenset(
     }
 )  # fmt: skip
 _EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
-_CLOCK: Final = frozenset({"RequestExpired", "RequestTimeTooSkewed"})
+_CLOCK: Final = frozenset({"RequestTimeTooSkewed"})
+_SKEWED: Final = ("Signature expired", "Signature not yet current")
+"""How services other than EC2 and S3 begin to say so, under a code that has other reasons too."""
 _KEYS: Final = frozenset(
     {
         "AuthFailure", "InvalidClientTokenId", "SignatureDoesNotMatch", "UnrecognizedClientException",
-        "InvalidAccessKeyId", "MissingAuthenticationToken", "InvalidToken", "IncompleteSignature",
+        "InvalidSignatureException", "InvalidAccessKeyId", "MissingAuthenticationToken", "InvalidToken",
+        "IncompleteSignature",
     }
 )  # fmt: skip
 _CREDENTIALS: Final = frozenset(
@@ -116,6 +122,19 @@ class UsageError(FleetError):
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message, kind="invalid", remedy=remedy, status=USAGE)
+
+
+class BoxLost(FleetError):
+    """A box went away while something was waited for on it. `lost`: what became of it."""
+
+    def __init__(self, lost: str, doing: str) -> None:
+        super().__init__(f"{lost}, while {doing}", status=BOX_LOST)
+        self.lost = lost
+
+
+def of_store(error: StoreError) -> FleetError:
+    """What the bucket has refused, as the end of a command; without credentials it is as of any other call."""
+    return FleetError(str(error), kind="auth" if error.kind == "store_auth" else "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,14 +243,22 @@ def _answered(code: str, message: str, status: int, service: str, operation: str
     action = _ACTION.search(message)
     encoded = _ENCODED.search(message) is not None
     text = redact(_ENCODED.sub("", message).strip()) or f"HTTP status {status}"
-    return Trouble(kind=kind, code=code, message=text, remedy=_remedy(kind, code, service, operation, action, encoded))
+    remedy = _remedy(kind, code, text, service, operation, action, encoded)
+    return Trouble(kind=kind, code=code, message=text, remedy=remedy)
 
 
-def _remedy(kind: Kind, code: str, service: str, operation: str, action: re.Match[str] | None, encoded: bool) -> str:
+def _remedy(
+    kind: Kind, code: str, message: str, service: str, operation: str, action: re.Match[str] | None, encoded: bool
+) -> str:  # fmt: skip
     if kind == "auth":
         if code in _EXPIRED:
             return "the sign-in has expired: aws sso login, or fresh credentials"
-        if code in _CLOCK:
+        if code == "RequestExpired":  # EC2's word for a token that has expired, too
+            return (
+                "the sign-in has expired: aws sso login, or fresh credentials; if it has not, this machine's clock is"
+                " minutes off: set it"
+            )
+        if code in _CLOCK or message.startswith(_SKEWED):
             return "this machine's clock is wrong (AWS refuses what is minutes off): set it, then again"
         if code in _KEYS:
             return "the credentials are not known to AWS: which ones are used says aws sts get-caller-identity"

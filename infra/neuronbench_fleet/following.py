@@ -9,21 +9,19 @@ from typing import Any, Final
 
 from neuronbench.commands import host
 from neuronbench.shipping import Name, ReceiptShelf, pull
-from neuronbench.weights import StoreError
+from neuronbench.weights import Blobs, StoreError
 from neuronbench.weights.s3 import S3Blobs
 from neuronbench_fleet import boxes
 from neuronbench_fleet.aws import Aws
 from neuronbench_fleet.costs import some
-from neuronbench_fleet.errors import TRANSIENT, AwsError
+from neuronbench_fleet.errors import BOX_LOST, TRANSIENT, AwsError
 from neuronbench_fleet.remote.keys import receipts_prefix
-from neuronbench_fleet.runs import BOX_LOST, HASH_MISMATCH, Asked, exit_status, pause
+from neuronbench_fleet.runs import HASH_MISMATCH, Asked, exit_status, pause
 from neuronbench_fleet.stream import Follower, Piece, line_of, so_far
 
 EVERY_S: Final = 5.0
 RECEIPTS_EVERY: Final = 12
 """Looks of which one lists the receipts, whatever the events say."""
-STATE_EVERY_S: Final = 30.0
-"""Between two questions to EC2 whether the box is still there."""
 SILENCE_S: Final = 300.0
 """An agent says something every fifteen seconds; after this long the user hears that it does not."""
 COST_EVERY_S: Final = 600.0
@@ -103,7 +101,7 @@ class Screen:
 
 
 def follow(
-    aws: Aws, store: S3Blobs, asked: Asked, receipts: Receipts | None, *, box: str = "", tail: int | None = None,
+    aws: Aws, store: Blobs, asked: Asked, receipts: Receipts | None, *, box: str = "", tail: int | None = None,
     console: bool = True,
 ) -> Ended:  # fmt: skip
     """Follow a run to its end, or to that of its box. `box`: the one it was started on; empty: where it was last.
@@ -116,8 +114,9 @@ def follow(
     looks = 0
     lost = ""
     while True:
+        over = bool(lost) or (follower.finished.get(box) if box else follower.end) is not None
         try:
-            pieces = follower.poll()
+            pieces = follower.poll(everything=over)
             screen.show(pieces)
             for problem in follower.problems:
                 host.complain(f"damaged: {problem}")
@@ -135,18 +134,15 @@ def follow(
                 host.complain(f"the bucket cannot be read, and is asked again: {error.message}")
             troubled = True
         end = follower.finished.get(box) if box else follower.end
-        if end is not None and not pieces and not troubled:
+        if over and not pieces and not troubled:  # that was a look at everything
             screen.end()
-            return Ended(status=_status(end, receipts))
-        if lost and not pieces and not troubled:
-            screen.end()
-            return Ended(status=BOX_LOST, lost=lost)
+            return Ended(status=BOX_LOST, lost=lost) if end is None else Ended(status=_status(end, receipts))
         now = aws.pace.now_s()
         if pieces:
             heard, silent = now, False
-        if now - asked_state > STATE_EVERY_S and not lost:
+        if now - asked_state > boxes.STATE_EVERY_S and not lost:
             asked_state = now
-            lost = _lost(aws, box or follower.latest_box)
+            lost = boxes.lost(aws, box or follower.latest_box)
         if now - heard > SILENCE_S and not silent and not lost:
             silent = True
             lost = "" if box or follower.latest_box else _nowhere(aws, asked)
@@ -167,24 +163,6 @@ def _status(end: Mapping[str, Any], receipts: Receipts | None) -> int:
     if status in (0, 1) and (kept or (receipts is not None and receipts.refused)):
         return HASH_MISMATCH
     return status
-
-
-def _lost(aws: Aws, box: str) -> str:
-    """What became of a box that does not run any more; empty while it does, or nobody knows."""
-    if not box:
-        return ""
-    try:
-        found = boxes.boxes_by_id(aws, [box])
-    except AwsError as error:
-        if error.kind in TRANSIENT:
-            return ""
-        raise
-    if found and found[0].state in boxes.LIVE:
-        return ""
-    if not found:
-        return f"{box} is gone"
-    reason = f" ({found[0].reason})" if found[0].reason else ""
-    return f"{box} is {found[0].state}{reason}"
 
 
 def _nowhere(aws: Aws, asked: Asked) -> str:

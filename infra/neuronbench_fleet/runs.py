@@ -34,7 +34,7 @@ from neuronbench_fleet.remote.keys import RUN_ID, request_key
 from neuronbench_fleet.remote.state import After
 
 FORMAT: Final = 1
-BOX_LOST, HASH_MISMATCH = 7, 8
+HASH_MISMATCH: Final = 8
 PYTEST_OFFSET: Final = 10
 """Added to pytest's own status from 2 on, which would else be taken for one of the fleet commands."""
 CANCELLED: Final = PYTEST_OFFSET + 2
@@ -282,7 +282,7 @@ def execute(
 ) -> str:
     """Run a script on a box as root, by Systems Manager, and return what it printed; empty in a dry run.
 
-    Where an answer is lost it is sent again: a script has to bear that. Raises `ScriptFailed`, `FleetError`.
+    Where an answer is lost it is sent again: a script has to bear that. Raises `ScriptFailed`, `BoxLost`, `FleetError`.
     """
     answer = aws.call(
         "ssm", "send_command", InstanceIds=[box.id], DocumentName="AWS-RunShellScript", TimeoutSeconds=600,
@@ -322,7 +322,7 @@ def pause(aws: Aws, seconds: float) -> None:
 
 def await_online(aws: Aws, box: Box, progress: Callable[[str], None]) -> None:
     """Wait until Systems Manager reaches a box. Raises `FleetError`."""
-    start = aws.pace.now_s()
+    start = looked = aws.pace.now_s()
     while not aws.dry_run and boxes.pings(aws, [box.id]).get(box.id) != "Online":
         waited = aws.pace.now_s() - start
         if waited > _ONLINE_S:
@@ -331,6 +331,7 @@ def await_online(aws: Aws, box: Box, progress: Callable[[str], None]) -> None:
                 remedy="does its subnet reach SSM (a NAT gateway, or endpoints), and has its role the right to? "
                 f"neuronbench fleet status {box.fleet}",
             )
+        looked = boxes.still_there(aws, box.id, looked, "waiting for Systems Manager")
         progress(f"{waited:.0f} s: waiting for Systems Manager on {box.id}")
         pause(aws, 5.0)
 
@@ -338,7 +339,7 @@ def await_online(aws: Aws, box: Box, progress: Callable[[str], None]) -> None:
 def _await_command(
     aws: Aws, command: str, box: Box, limit_s: int, progress: Callable[[str], None], doing: str
 ) -> str:  # fmt: skip
-    start = aws.pace.now_s()
+    start = looked = aws.pace.now_s()
     told: Mapping[str, Any] = {}
     while True:
         try:
@@ -353,6 +354,7 @@ def _await_command(
         waited = aws.pace.now_s() - start
         if waited > limit_s + 900:
             raise FleetError(f"{doing} on {box.id}: not done after {waited:.0f} s (command {command})")
+        looked = boxes.still_there(aws, box.id, looked, doing)
         progress(f"{waited:.0f} s: {doing} on {box.id}")
         pause(aws, 3.0)
     said = str(told.get("StandardOutputContent") or "")
@@ -367,6 +369,8 @@ _REMEDIES: Final[Mapping[int, str]] = {
     bootstrap.EXIT_HASH: "something on the way changes what passes (a proxy?), or the object in the bucket is another",
     bootstrap.EXIT_NO_CODE: "the box needs a way to S3: an endpoint in its subnet's route table, or a NAT gateway",
     bootstrap.EXIT_SETUP: "see above what is missing; --setup COMMAND says how the code is set up",
+    bootstrap.EXIT_NO_ROOM: "make room on the box (aws ssm start-session --target INSTANCE; what runs leave is in"
+    " /opt/neuronbench and /var/lib/neuronbench), or use another: neuronbench fleet down NAME ends it",
     bootstrap.EXIT_NO_SYSTEMD: "use an image with systemd, such as the Neuron DLAMI",
     bootstrap.EXIT_BUSY: "wait for the other run (neuronbench fleet logs RUN -f), cancel it (neuronbench fleet stop"
     " NAME --run RUN), or use another fleet",

@@ -69,10 +69,14 @@ class Follower:
         """The box whose agent was started last; empty before the first."""
         return max(self.boots, key=lambda box: self.boots[box], default="")
 
-    def poll(self) -> list[Piece]:
-        """What is new, box by box in the order it was written. Raises `StoreError`."""
+    def poll(self, *, everything: bool = False) -> list[Piece]:
+        """What is new, box by box in the order it was written. Raises `StoreError`.
+
+        `everything`: also of boxes and starts that are new, which else are found by some looks only. Before a run is
+        said to be over this has to be asked for, or the end of what it printed may be missed.
+        """
         waiting: dict[tuple[str, What], dict[tuple[int, int], list[PieceKey]]] = {}
-        for key in self._keys():
+        for key in self._keys(everything):
             piece = parse_piece(self.run, key)
             if piece is not None and (piece.box, piece.what, piece.boot, piece.number) not in self._read:
                 stream = waiting.setdefault((piece.box, piece.what), {})
@@ -94,10 +98,10 @@ class Follower:
                 self._hear(piece_.box, event)
         return came
 
-    def _keys(self) -> Iterator[str]:
+    def _keys(self, everything: bool) -> Iterator[str]:
         """Keys of pieces that may be new. All of a run are listed now and then only: a day makes ten thousand."""
         self._polls += 1
-        if self._polls % _ALL_EVERY == 1:
+        if everything or not self._at or self._polls % _ALL_EVERY == 1:
             yield from self.store.keys(boxes_prefix(self.run))
             return
         for (box, what), (boot, number) in list(self._at.items()):

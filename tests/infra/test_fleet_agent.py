@@ -369,6 +369,22 @@ def test_a_box_that_went_down_in_the_middle_of_a_set_up_begins_it_again(bench: B
     assert (bench.folder / "conftest.py").exists()
 
 
+@pytest.mark.parametrize(
+    ("fails", "setup"), [("curl", "true"), ("tar", "true"), ("", "echo 'No space left on device'; false")]
+)
+def test_a_full_disk_is_what_a_set_up_is_said_to_fail_for(bench: Bench, fails: str, setup: str) -> None:
+    tools = {"df": "echo F; echo x 9 9 0 100% /", **({fails: "echo 'cannot write' >&2; exit 23"} if fails else {})}
+    for name, text in tools.items():
+        tool = bench.box.root / "bin" / name
+        tool.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        tool.chmod(0o755)
+    done = bench.execute(setup=setup)
+    assert done.code == bootstrap.EXIT_NO_ROOM
+    assert "the disk of this box is full (0 KiB are left on" in done.stderr
+    assert "cannot write" in done.stderr or "No space left" in done.stderr
+    assert "Does the box reach S3" not in done.stderr
+
+
 def test_sent_twice_at_the_same_time_it_is_done_once(bench: Bench) -> None:
     ended: list[int] = []
     threads = [threading.Thread(target=lambda: ended.append(bench.execute(setup=COUNTED).code)) for _ in range(2)]

@@ -55,6 +55,22 @@ def test_a_missing_right_is_named() -> None:
     assert "QQQ" not in found.message
 
 
+@pytest.mark.parametrize(
+    ("code", "message", "words"),
+    [
+        ("RequestExpired", "Request has expired.", "the sign-in has expired"),  # so EC2 says it of a token, too
+        ("InvalidSignatureException", "Signature expired: 20261130T041500Z is now earlier than 20261130T042000Z",
+         "this machine's clock is wrong"),
+        ("InvalidSignatureException", "The request signature we calculated does not match", "are not known to AWS"),
+    ],
+)  # fmt: skip
+def test_a_sign_in_that_is_over_and_a_clock_that_is_wrong_are_told_apart(code: str, message: str, words: str) -> None:
+    told = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    found = classify(type("ClientError", (Exception,), {"response": told})(), service="ssm", operation="GetParameters")
+    assert found.kind == "auth"
+    assert words in found.remedy
+
+
 def test_a_quota_is_named_with_how_to_raise_it() -> None:
     told = quota_remedy("trn1.32xlarge", "spot", 128, "us-west-2")
     assert "All Trn Spot Instance Requests" in told

@@ -32,6 +32,7 @@ def logs(
     from neuronbench.weights import StoreError
     from neuronbench_fleet import runs
     from neuronbench_fleet.app import reach
+    from neuronbench_fleet.errors import of_store
     from neuronbench_fleet.following import Screen
     from neuronbench_fleet.following import follow as follow_run
     from neuronbench_fleet.stream import Follower
@@ -51,7 +52,7 @@ def logs(
         screen.show(follower.poll())
         screen.end()
     except StoreError as error:
-        raise host.CommandError(str(error)) from error
+        raise of_store(error) from error
     for problem in follower.problems:
         host.complain(f"damaged: {problem}")
     if not follower.boots:

@@ -33,6 +33,7 @@ def pull(
     from neuronbench.weights import StoreError
     from neuronbench_fleet import runs
     from neuronbench_fleet.app import reach
+    from neuronbench_fleet.errors import of_store
     from neuronbench_fleet.remote.keys import receipts_prefix
 
     runs.check_named(named)
@@ -44,7 +45,7 @@ def pull(
         asked = runs.find_run(aws, store, where, named)
         came = fetch(ReceiptShelf(store, receipts_prefix(asked.run)), target, progress=progress)
     except StoreError as error:
-        raise host.CommandError(str(error)) from error
+        raise of_store(error) from error
     finally:
         progress.done()
     if as_json:

@@ -90,6 +90,7 @@ def run(
     from neuronbench.weights import StoreError
     from neuronbench_fleet import asking, runs
     from neuronbench_fleet.app import reach
+    from neuronbench_fleet.errors import of_store
 
     here = host.of(context)
     wanted = asking.Wanted(
@@ -119,7 +120,9 @@ def run(
             box = _another(here, aws, where, asked, box)
             ended = _start_and_follow(here, aws, where, store, asked, box, follow=follow, again=False)
     except StoreError as error:
-        raise host.CommandError(str(error), status=8 if error.kind == "store_corrupt" else host.FAILURE) from error
+        if error.kind == "store_corrupt":
+            raise host.CommandError(str(error), status=runs.HASH_MISMATCH) from error
+        raise of_store(error) from error
     if ended is None:
         return
     if ended.lost:
@@ -188,10 +191,12 @@ def _start_and_follow(
     import datetime as dt
 
     from neuronbench.commands import host
+    from neuronbench.weights import StoreError
     from neuronbench_fleet import estimate, runs
     from neuronbench_fleet.costs import some
+    from neuronbench_fleet.errors import BoxLost, FleetError
+    from neuronbench_fleet.following import Ended, receipts_of
     from neuronbench_fleet.following import follow as follow_run
-    from neuronbench_fleet.following import receipts_of
     from neuronbench_fleet.remote import prior
 
     if not again or box.run != asked.run or aws.dry_run:
@@ -201,6 +206,8 @@ def _start_and_follow(
     progress = host.ProgressLine()
     try:
         said = runs.start_on(aws, where, asked, box, progress=progress)
+    except BoxLost as error:
+        return Ended(status=error.status, lost=str(error))
     except KeyboardInterrupt:
         progress.done()
         host.complain(
@@ -223,12 +230,14 @@ def _start_and_follow(
     receipts = receipts_of(store, asked, here.settings.receipts_dir)
     try:
         ended = follow_run(aws, store, asked, receipts, box=box.id, tail=_TAIL if again else None)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, FleetError, StoreError) as error:  # sign-ins expire in the middle of a night
         host.complain(
             f"detached; {asked.run} goes on on {box.id}.\n  follow it again: neuronbench fleet run {asked.fleet} --run"
             f" {asked.run}\n  fetch receipts:  neuronbench fleet pull {asked.run}\n  cancel it:       neuronbench fleet"
             f" stop {asked.fleet} --run {asked.run}\n  end the box:     neuronbench fleet down {asked.fleet}"
         )
+        if not isinstance(error, KeyboardInterrupt):
+            raise
         raise typer.Exit(130) from None
     host.say(f"{some(receipts.fetched, 'receipt')} fetched into {here.settings.receipts_dir}")
     return ended

@@ -13,7 +13,7 @@ from typing import Any, Final
 from neuronbench_fleet.errors import UsageError
 from neuronbench_fleet.remote.keys import RUN_ID
 
-EXIT_NO_SYSTEMD, EXIT_BUSY, EXIT_SETUP, EXIT_HASH, EXIT_NO_CODE = 80, 81, 87, 88, 89
+EXIT_NO_SYSTEMD, EXIT_BUSY, EXIT_NO_ROOM, EXIT_SETUP, EXIT_HASH, EXIT_NO_CODE = 80, 81, 86, 87, 88, 89
 EXIT_NO_RUN, EXIT_NOT_STARTED = 82, 83
 """Of the script that cancels a run."""
 SETUP: Final = "make harness"

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Sets up a run of neuronbench on this box. `neuronbench fleet run` fills in the names between @ and sends it through
 # SSM; sent twice it does nothing twice. It needs curl, tar, sha256sum, flock and systemd, which every image has.
-# Ends with 80 (no systemd), 81 (another run is on its way here), 87 (the code cannot be set up), 88 (wrong hash), 89 (the code cannot be had).
+# Ends with 80 (no systemd), 81 (another run is on its way here), 86 (the disk is full), 87 (the code cannot be set up),
+# 88 (wrong hash), 89 (the code cannot be had).
 set -eu
 umask 022
 # Run Command sets neither on some images, and git, pip and other tools want them
@@ -16,6 +17,11 @@ ready="$code.@SETUP_ID@.ready" # the same code, set up in another way, is not wh
 
 say() { echo "neuronbench: $*"; }
 stop() { say "$2" >&2; exit "$1"; }
+# asked whenever something has failed: what fails for want of room seldom says so
+stop_if_full() {
+    left=$(df -Pk "$root/opt" | awk 'NR == 2 { print $4 }')
+    [ "${left:-9999}" -ge 1024 ] || stop 86 "the disk of this box is full ($left KiB are left on $root/opt): $1"
+}
 
 command -v systemctl >/dev/null || stop 80 'this box has no systemd, which is what keeps a run going'
 mkdir -p "$root/opt/neuronbench" "$state" "$root/etc/systemd/system"
@@ -36,6 +42,7 @@ if [ ! -e "$ready" ]; then
             [ "$found" != "$sha" ] || break
             say "the code that came has the SHA-256 $found, expected $sha; once more"
         else
+            stop_if_full "the code could not be written: $why"
             say "the code did not come ($why); once more"
         fi
         sleep "$((pause * @PACE@))"
@@ -44,14 +51,18 @@ if [ ! -e "$ready" ]; then
     [ "$found" = "$sha" ] || stop 88 "the code has the SHA-256 $found, expected $sha: nothing of it was run"
     rm -rf "$part" "$code" "$code".*.ready
     mkdir "$part"
-    tar -xzf "$part.tar.gz" -C "$part" --no-same-owner
+    if ! tar -xzf "$part.tar.gz" -C "$part" --no-same-owner; then
+        stop_if_full 'the code could not be unpacked'
+        stop 87 'the code cannot be unpacked: see above'
+    fi
     mv "$part" "$code"
     rm -f "$part.tar.gz"
     say "code $sha is unpacked; setting it up"
     cd "$code"
     # a shell of its own, which ends with the first thing that fails, and whatever it leaves behind holds no lock
     if ! printf '%s' '@SETUP@' | base64 -d >"$code.setup" || ! sh -e "$code.setup" >"$code.setup.log" 2>&1 </dev/null 9>&-; then
-        tail -n 30 "$code.setup.log" >&2
+        tail -n 30 "$code.setup.log" >&2 || true # where there was no room for it
+        stop_if_full 'the code could not be set up'
         stop 87 "the code cannot be set up: see above, and $code.setup.log on the box"
     fi
     sync # before it is called ready: a power cut must not leave half of it
