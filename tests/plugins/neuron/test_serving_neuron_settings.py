@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("neuronbench_neuron", reason="plugins/neuron is not installed: make harness")
 
+from neuronbench_neuron.hardware import Hardware
 from neuronbench_neuron.serving import endpoint
 from neuronbench_neuron.serving.generations import Generation, generations
-from neuronbench_neuron.serving.settings import DEFAULTS, most_tokens, prompt_refused, refused, tensor_parallel, wrong
+from neuronbench_neuron.serving.settings import (
+    DEFAULTS,
+    most_tokens,
+    of_host,
+    prompt_refused,
+    refused,
+    tensor_parallel,
+    wrong,
+)
 
 from neuronbench.model import FrozenMap
 
@@ -53,6 +63,28 @@ def test_what_is_not_asked_for_is_not_refused(id: str) -> None:
         ({"server_env": {"NEURON_RT_VISIBLE_CORES": "0"}}, "cores of a server are leased"),
         ({"tensor_parallel": 8, "cores": 2}, "cannot hold a model spread over 8"),
         ({"speculative_config": "eagle"}, "speculative_config: expected a table"),
+        (
+            {"engine_args": {"--tensor-parallel": 4}},
+            "'--tensor-parallel', which vLLM would take for tensor_parallel_size",
+        ),
+        ({"engine_args": {"max-num-seqs": 64}}, "'max-num-seqs': it is the parameter max_num_seqs"),
+        ({"engine_args": {"no-enable-prefix-caching": True}}, "it is the parameter prefix_caching"),
+        (
+            {"server_env": {"NEURON_LOGICAL_NC_CONFIG": "1"}},
+            "NEURON_LOGICAL_NC_CONFIG: the cores .* are leased, grouped",
+        ),
+        ({"server_env": {"NEURON_COMPILE_CACHE_URL": "/c"}}, "give the parameter compile_cache"),
+        ({"server_env": {"VLLM_CACHE_ROOT": "/c"}}, "give the parameter compile_cache"),
+        ({"server_env": {"NEURON_COMPILED_ARTIFACTS": "/c"}}, "give the parameter artifacts"),
+        ({"server_env": {"NEURON_COMPILE_CACHE_DIR": "/c"}}, "NEURON_COMPILE_CACHE_DIR is read by nothing"),
+        ({"server_env": {"NEURON_CC_FLAGS": "-O1 --cache_dir /c"}}, "--cache_dir in NEURON_CC_FLAGS goes before"),
+        ({"prefix_caching": "yes"}, "prefix_caching: expected true or false, found 'yes'"),
+        ({"require_cached": 1}, "require_cached: expected true or false, found 1"),
+        ({"compile_timeout_s": "soon"}, "compile_timeout_s: expected a whole number from 1, found 'soon'"),
+        ({"compile_cache": 7}, "compile_cache: expected a folder, found 7"),
+        ({"artifacts": 7}, "artifacts: expected a folder, found 7"),
+        ({"dtype": "bf17"}, "dtype: expected .*bfloat16.*, found 'bf17'"),
+        ({"unchecked_keys": "fused_qkv"}, "unchecked_keys: expected a list of names"),
     ],
 )
 def test_settings_that_are_wrong_on_any_generation(given: dict[str, Any], words: str) -> None:
@@ -93,6 +125,52 @@ def test_keys_of_one_generation_are_not_those_of_the_next() -> None:
 def test_a_key_is_not_given_twice() -> None:
     both = {"buckets": {"prefill": [2048]}, "neuron_config": {"context_encoding_buckets": [2048]}}
     assert "given twice" in why("1b", **both)
+
+
+@pytest.mark.parametrize("edges", [["a"], [None], [[512, 128]], [1.5], "512", 512, [], {}], ids=repr)
+@pytest.mark.parametrize(("id", "key"), [("1b", "context_encoding_buckets"), ("2b", "num_seqs_buckets")])
+def test_sizes_under_their_own_key_are_checked_as_those_in_buckets(id: str, key: str, edges: Any) -> None:
+    found = why(id, neuron_config={key: edges})
+    assert f"neuron_config: {key}: expected" in found
+    # whoever vouches for the key has it passed on, and its sizes count as not known
+    assert why(id, neuron_config={key: edges}, unchecked_keys=[key]) == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "given"),
+    [
+        ("tp_degree", 8, {"tensor_parallel": 2}), ("batch_size", 8, {"max_num_seqs": 4}),
+        ("max_batch_size", 4, {}), ("seq_len", 4096, {}),
+    ],
+)  # fmt: skip
+def test_what_is_compiled_says_what_the_scheduler_does(key: str, value: int, given: dict[str, Any]) -> None:
+    found = why("1b", neuron_config={key: value}, **given)
+    assert f"{key} = {value}, but" in found
+    assert "which vLLM schedules by" in found
+    assert why("1b", neuron_config={key: value}, unchecked_keys=[key], **given) == ""
+    same = {"tp_degree": 2, "batch_size": 4, "seq_len": 2048}
+    assert why("1b", neuron_config=same, tensor_parallel=2, max_num_seqs=4) == ""
+
+
+def test_what_this_host_does_not_have(tmp_path: Path) -> None:
+    host = Hardware(visible=(0, 1), visible_source="NEURON_RT_VISIBLE_CORES", logical_core_config=2)
+    assert of_host(settings(), 2, host) == ""
+    assert of_host(settings(), 3, host) == (
+        "cores: expected at most the 2 of this host (NEURON_RT_VISIBLE_CORES), found 3"
+    )
+    assert of_host(settings(neuron_config={"logical_nc_config": 2}), 2, host) == ""
+    assert "NEURON_LOGICAL_NC_CONFIG=1" in of_host(settings(neuron_config={"logical_nc_config": 1}), 2, host)
+    compiled = tmp_path / "compiled"
+    assert "found nothing at" in of_host(settings(artifacts=str(compiled)), 2, host)
+    compiled.mkdir()
+    assert "found nothing at" in of_host(settings(artifacts=str(compiled)), 2, host)
+    (compiled / "model.pt").write_bytes(b"x")
+    assert of_host(settings(artifacts=str(compiled)), 2, host) == ""
+
+
+def test_a_store_is_no_cache_of_generation_2() -> None:
+    assert "in a folder of this host, found 's3://b/c'" in why("2b", compile_cache="s3://b/c")
+    assert why("1b", compile_cache="s3://b/c") == ""
 
 
 def test_overrides_beside_precompiled_artifacts_would_be_ignored() -> None:

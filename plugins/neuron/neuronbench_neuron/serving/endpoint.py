@@ -56,6 +56,7 @@ from neuronbench_neuron.serving.settings import (
     DEFAULTS,
     edges_of,
     most_tokens,
+    of_host,
     ranks,
     refused,
     tensor_parallel,
@@ -105,8 +106,12 @@ class NeuronServingProvider:
             generation = generations.of(stack.packages)
         except generations.UnknownGeneration as error:
             return Unsupported(reason=str(error))
-        reason = refused(spec.settings, generation, length) or profiler.refused(
-            spec.settings.get("profile"), spec.settings["server_env"], host.root, profiled.mode(generation)
+        reason = (
+            refused(spec.settings, generation, length)
+            or of_host(spec.settings, spec.cores, host)
+            or profiler.refused(
+                spec.settings.get("profile"), spec.settings["server_env"], host.root, profiled.mode(generation)
+            )
         )
         return Unsupported(reason=reason) if reason else verdict
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from neuronbench.model import FrozenMap, Json, closest
 from neuronbench.serving import vllm
+from neuronbench_neuron.caches.places import MISSPELT, XLA_VARIABLE, cache_dir_of
+from neuronbench_neuron.hardware import GROUP_VARIABLES, Hardware
 from neuronbench_neuron.serving.generations import Generation
 
 DEFAULTS: Final[Mapping[str, Json]] = {
@@ -29,7 +32,13 @@ OURS: Final = vllm.OURS | {
     "additional_config", "override_neuron_config", "device", "tensor_parallel_size", "max_num_batched_tokens",
     "block_size", "num_gpu_blocks_override", "speculative_config",
 }  # fmt: skip
-"""Arguments of vLLM that have a parameter of their own, or that the generation decides."""
+"""Arguments of vLLM that the generation decides."""
+OWN_PARAMETER: Final = {
+    "max_num_seqs": "max_num_seqs", "max_model_len": "max_model_len", "enable_prefix_caching": "prefix_caching",
+    "dtype": "dtype",
+}  # fmt: skip
+"""Arguments of vLLM → the parameter of a point that is meant: sizes and limits are judged by the parameter alone."""
+DTYPES: Final = ("auto", "bfloat16", "float", "float16", "float32", "half")
 BUCKETED: Final = ("prefill", "decode", "context")
 NATIVE_MOST_TOKENS: Final = 8192
 """Prompt tokens of one step of generation 2 where the point does not say."""
@@ -57,9 +66,7 @@ def ranks(settings: FrozenMap, family: str) -> int:
 
 def wrong(settings: FrozenMap) -> str:
     """What makes these settings impossible on any generation, in one line; empty when nothing does."""
-    found = vllm.wrong_settings(
-        settings, whole=("tensor_parallel", "cores", "max_num_batched_tokens", "block_size"), ours=OURS
-    )
+    found = vllm.wrong_settings(settings, whole=(*_WHOLE, "compile_timeout_s"), ours=OURS)
     if found:
         return found
     for name in ("buckets", "neuron_config"):
@@ -73,16 +80,90 @@ def wrong(settings: FrozenMap) -> str:
             return f"buckets.{name}: {text}"
     if settings["speculative_config"] is not None and not isinstance(settings["speculative_config"], Mapping):
         return f"speculative_config: expected a table, found {settings['speculative_config']!r}"
-    taken = sorted(name for name in settings["server_env"] if name in _CORES)
-    if taken:
-        return f"server_env may not set {', '.join(taken)}: the cores of a server are leased; ask for tensor_parallel"
+    for check in (_types, _arguments, _variables):
+        found = check(settings)
+        if found:
+            return found
     cores, copies = settings["cores"], settings["tensor_parallel"]
     if cores is not None and copies is not None and cores < copies:
         return f"cores: {cores} cannot hold a model spread over {copies} (tensor_parallel)"
     return ""
 
 
-_CORES: Final = ("NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "NEURON_VISIBLE_DEVICES")
+_WHOLE: Final = ("tensor_parallel", "cores", "max_num_batched_tokens", "block_size")
+_CORES: Final = ("NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "NEURON_VISIBLE_DEVICES", *GROUP_VARIABLES)
+_PLACED: Final[Mapping[str, str]] = {
+    XLA_VARIABLE: "compile_cache", "VLLM_CACHE_ROOT": "compile_cache", "NEURON_COMPILED_ARTIFACTS": "artifacts",
+    "VLLM_NEURON_ASSERT_CACHE_HIT": "require_cached", "VLLM_NEURON_COMPILATION_TIMEOUT": "compile_timeout_s",
+}  # fmt: skip
+"""Variables → the parameter that is meant: what the variable alone says is not watched for compiles."""
+
+
+def _types(settings: FrozenMap) -> str:
+    for name in ("prefix_caching", "require_cached"):
+        if not isinstance(settings[name], bool):
+            return f"{name}: expected true or false, found {settings[name]!r}"
+    for name in ("artifacts", "compile_cache"):
+        if settings[name] is not None and not (isinstance(settings[name], str) and settings[name]):
+            return f"{name}: expected a folder, found {settings[name]!r}"
+    if settings["dtype"] not in DTYPES:
+        return f"dtype: expected {', '.join(DTYPES)}, found {settings['dtype']!r}"
+    unchecked = settings["unchecked_keys"]
+    if isinstance(unchecked, str) or not isinstance(unchecked, Sequence) or not all(type(k) is str for k in unchecked):
+        return f"unchecked_keys: expected a list of names, found {unchecked!r}"
+    return ""
+
+
+def _arguments(settings: FrozenMap) -> str:
+    """vLLM's parser takes the beginning of an argument for all of it, and the last of two counts."""
+    decided = sorted(OURS | OWN_PARAMETER.keys())
+    for given in settings["engine_args"]:
+        name = vllm.argument_name(given).removeprefix("no_")
+        whole = next((argument for argument in decided if name and argument.startswith(name)), "")
+        if whole in OWN_PARAMETER:
+            return f"engine_args may not set {given!r}: it is the parameter {OWN_PARAMETER[whole]} of the point"
+        if whole:
+            return f"engine_args may not set {given!r}, which vLLM would take for {whole}: neuronbench decides that"
+    return ""
+
+
+def _variables(settings: FrozenMap) -> str:
+    given = settings["server_env"]
+    taken = sorted(name for name in given if name in _CORES)
+    if taken:
+        return (
+            f"server_env may not set {', '.join(taken)}: the cores of a server are leased, grouped as this host's are; "
+            "ask for tensor_parallel, or set the grouping for neuronbench itself"
+        )
+    for name in given:
+        if name in _PLACED:
+            return f"server_env may not set {name}: give the parameter {_PLACED[name]} of the point, which is watched"
+        if name == MISSPELT:
+            return f"server_env: {name} is read by nothing; give the parameter compile_cache of the point"
+    if cache_dir_of(str(given.get("NEURON_CC_FLAGS", ""))):
+        return (
+            "server_env: --cache_dir in NEURON_CC_FLAGS goes before every other place, and what is compiled there "
+            "would not be seen; give the parameter compile_cache of the point"
+        )
+    return ""
+
+
+def of_host(settings: FrozenMap, cores: int, host: Hardware) -> str:
+    """What of these settings this host does not have, in one line; empty when it has all. `cores`: to be leased."""
+    told = settings["artifacts"]
+    if told and not (Path(told).expanduser().is_dir() and any(Path(told).expanduser().iterdir())):
+        return f"artifacts: expected a folder with a model that was compiled before, found nothing at {told}"
+    there = len(host.visible)
+    if there and cores > there:
+        limit = f" ({host.visible_source})" if host.visible_source else ""
+        return f"cores: expected at most the {there} of this host{limit}, found {cores}"
+    group = settings["neuron_config"].get("logical_nc_config")
+    if group is not None and host.logical_core_config is not None and group != host.logical_core_config:
+        return (
+            f"neuron_config: logical_nc_config = {group!r}, but {host.logical_core_config} physical cores are one core "
+            f"on this host as it is set up; leave it out, or start neuronbench with {GROUP_VARIABLES[0]}={group}"
+        )
+    return ""
 
 
 def _wrong_edges(edges: Any) -> str:
@@ -100,7 +181,7 @@ def refused(settings: FrozenMap, generation: Generation, max_model_len: int | No
 
     `max_model_len`: of the point, else of the model; None when nobody knows.
     """
-    for check in (_keys, _buckets, _beyond, _features):
+    for check in (_keys, _contradictions, _buckets, _beyond, _features):
         found = check(settings, generation, max_model_len)
         if found:
             return f"{generation.title}: {found}"
@@ -127,10 +208,41 @@ def _keys(settings: FrozenMap, generation: Generation, length: int | None) -> st
             f"neuron_config: {key!r} is no key of it{closest(key, sorted(generation.keys))}, and would be ignored "
             f"without a word; if you know better, name it in unchecked_keys"
         )
+    for key in generation.buckets.values():
+        text = _wrong_edges(given[key]) if key in given and key not in settings["unchecked_keys"] else ""
+        if text:
+            return f"neuron_config: {key}: {text}"
     twice = sorted(
         set(given) & {generation.buckets[name] for name in settings["buckets"] if name in generation.buckets}
     )
     return f"{', '.join(twice)} is given twice: in neuron_config and in buckets" if twice else ""
+
+
+_SAYS: Final[Mapping[str, str]] = {
+    "tp_degree": "tensor_parallel", "batch_size": "max_num_seqs", "max_batch_size": "max_num_seqs",
+    "seq_len": "max_model_len", "max_length": "max_model_len",
+}  # fmt: skip
+"""Keys of NxD Inference → the parameter that says the same to vLLM."""
+
+
+def _contradictions(settings: FrozenMap, generation: Generation, length: int | None) -> str:
+    """What is compiled for other sizes than vLLM schedules by fails when all is compiled, or with the first batch."""
+    meant = {
+        "tensor_parallel": settings["tensor_parallel"],
+        "max_num_seqs": settings["max_num_seqs"] or generation.max_num_seqs,
+        "max_model_len": length,
+    }
+    for key, name in _SAYS.items():
+        said = settings["neuron_config"].get(key)
+        if (
+            key in generation.keys
+            and said is not None
+            and key not in settings["unchecked_keys"]
+            and said != meant[name]
+        ):
+            instead = "nothing" if meant[name] is None else meant[name]
+            return f"neuron_config: {key} = {said!r}, but {name} says {instead}: set {name}, which vLLM schedules by"
+    return ""
 
 
 def _buckets(settings: FrozenMap, generation: Generation, length: int | None) -> str:
@@ -146,7 +258,7 @@ def edges_of(settings: FrozenMap, generation: Generation, name: str) -> list[int
     found = settings["buckets"].get(name)
     if found is None and name in generation.buckets:
         found = settings["neuron_config"].get(generation.buckets[name])
-    return sorted(int(edge) for edge in found) if isinstance(found, Sequence) and not isinstance(found, str) else None
+    return sorted(found) if found is not None and not _wrong_edges(found) else None
 
 
 def most_tokens(settings: FrozenMap, generation: Generation, length: int | None) -> int | None:
@@ -201,6 +313,8 @@ def _features(settings: FrozenMap, generation: Generation, length: int | None) -
             "require_cached: only generation 2 can be told to fail where a graph is not cached "
             "(VLLM_NEURON_ASSERT_CACHE_HIT)"
         )
+    if generation.cache == "vllm" and "://" in (settings["compile_cache"] or ""):
+        return f"compile_cache: it keeps compiled graphs in a folder of this host, found {settings['compile_cache']!r}"
     if settings["artifacts"] is not None:
         if generation.major not in ("0", "1"):
             return "artifacts: it keeps compiled graphs in its cache (compile_cache) and has no precompiled artifacts"
