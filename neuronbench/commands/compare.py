@@ -107,6 +107,7 @@ def compare(
     selector = Selector(store=here.store, mlflow=mlflow, kinds=kinds, keep=keeper(options), progress=progress)
     try:
         sides = _sides(selector, a, b, by, lane)
+        _check_metrics(options.metrics, sides, options.headline)
         progress("looking at earlier sessions")
         options = _with(options, past(selector, sides, history))
         progress("comparing")
@@ -117,6 +118,8 @@ def compare(
         progress.done()
     for problem in selector.problems:
         host.complain(f"left out: {problem}")
+    if shared := _shared(*sides):
+        host.complain(shared)
     if not found.rows and not any(change.kind not in ("gone", "new") for change in found.outcomes):
         raise host.CommandError(_nothing(found), status=host.USAGE)
     _give(found, format_, out, conditions, everything=all_)
@@ -224,16 +227,44 @@ def runs_of_mlflow(here: host.Host, progress: Callable[[str], None]) -> Callable
 def _sides(selector: Selector, a: str, b: str, by: str, lane: str) -> tuple[Side, Side]:
     from neuronbench.compare import SelectionError, split_by
 
+    def chosen(asked: str) -> Side:
+        found = selector.side(asked)
+        if lane:  # before it is split: points of other lanes may have other values of the axis, or none
+            found = found.only(found.label, lambda r: r.point.lane == lane)
+            if not found.readings:
+                raise SelectionError(f"{asked!r} has no point of lane {lane!r}")
+        return found
+
     if by and not b:
-        base, head = split_by(selector.side(a or "latest"), by)
-    else:
-        base, head = selector.side(a or "latest~1"), selector.side(b or "latest")
-    if lane:
-        base, head = (side.only(side.label, lambda r: r.point.lane == lane) for side in (base, head))
-        empty = [side.label for side in (base, head) if not side.readings]
-        if empty:
-            raise SelectionError(f"{empty[0]!r} has no point of lane {lane!r}")
-    return base, head
+        return split_by(chosen(a or "latest"), by)
+    return chosen(a or "latest~1"), chosen(b or "latest")
+
+
+def _check_metrics(asked: Sequence[str], sides: Sequence[Side], headline: Callable[[str], Sequence[str]]) -> None:
+    """A name that no record has compares nothing and would pass every --fail-on for ever.
+
+    Raises `SelectionError`. Where no record has any number, nothing can be said of names.
+    """
+    from neuronbench.canonical import closest
+    from neuronbench.compare import SelectionError
+    from neuronbench.compare.rows import means
+
+    measured = [reading for side in sides for reading in side.readings if reading.measured]
+    kinds = {id(value.kind): value.kind for reading in measured for value in reading.values.values()}
+    for name in asked if measured else ():
+        if not any(means(name, kind) for kind in kinds.values()):
+            usual = list(dict.fromkeys(key for one in measured for key in headline(one.point.lane)))
+            there = f"; usual ones are: {', '.join(usual)}" if usual else ""
+            raise SelectionError(f"--metric {name!r}: no record has a metric of that name{closest(name, usual)}{there}")
+
+
+def _shared(base: Side, head: Side) -> str:
+    """A line when receipts are on both sides: a set against itself shows nothing."""
+    both = {reading.path.resolve() for reading in base.readings} & {reading.path.resolve() for reading in head.readings}
+    if not both:
+        return ""
+    many = f"{len(both)} receipts are" if len(both) > 1 else "1 receipt is"
+    return f"{many} on both sides ({base.label} and {head.label}): what they agree in is no evidence of anything"
 
 
 def _nothing(found: Comparison) -> str:

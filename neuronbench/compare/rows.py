@@ -94,6 +94,11 @@ def _may_mean(asked: str, key: str) -> bool:
     return key == asked or key.startswith(f"{asked}_") or fnmatch.fnmatchcase(key, asked)
 
 
+def means(asked: str, kind: MetricKind) -> bool:
+    """Whether `asked` is the metric's key, its id, or a pattern of its key."""
+    return asked in (kind.key, kind.id) or fnmatch.fnmatchcase(kind.key, asked)
+
+
 def kinds_of(readings: Sequence[Reading], options: Options) -> dict[str, MetricKind]:
     """The metrics to look at for repeats of a point: those asked for, else the lane's headline, else its usual ones."""
     known: dict[str, MetricKind] = {}
@@ -104,12 +109,7 @@ def kinds_of(readings: Sequence[Reading], options: Options) -> dict[str, MetricK
             for key, value in reading.values.items():
                 known.setdefault(key, value.kind)
     if options.metrics:
-        asked = options.metrics
-        return {
-            key: kind
-            for key, kind in known.items()
-            if any(p in (key, kind.id) or fnmatch.fnmatchcase(key, p) for p in asked)
-        }
+        return {key: kind for key, kind in known.items() if any(means(asked, kind) for asked in options.metrics)}
     one = readings[0]
     wanted = options.headline(one.point.lane) if one.kind == "point" else _BOOT_KEYS
     chosen = {key: known[key] for key in wanted if key in known and known[key].better is not None}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from neuronbench.canonical import closest
 from neuronbench.compare.reading import Keep, Reader, Reading
 from neuronbench.model import Json, Outcome, Validity, canonical_json
 from neuronbench.receipts import ReceiptError, ReceiptStore, accuracy_evidence
@@ -224,11 +225,24 @@ def _has(reading: Reading, key: str, value: str) -> bool:
 
 
 def split_by(whole: Side, axis: str) -> tuple[Side, Side]:
-    """The two halves of one set by the two values it has of `axis`, in the order they were measured in."""
+    """The two halves of one set by the two values it has of `axis`, in the order they were measured in.
+
+    Points without that axis stand apart where others have two values of it. Raises `SelectionError` for any other
+    number of values.
+    """
     values: dict[str, Json] = {}
     for reading in whole.readings:
         value = value_of(reading, axis)
         values.setdefault(canonical_json(value), value)
+    if len(values) > 2:
+        values.pop(canonical_json(None), None)
+    if set(values) == {canonical_json(None)}:
+        known = sorted({name for reading in whole.readings for name in reading.point.params} | {"backend"})
+        differs = [name for name in known if len({canonical_json(value_of(r, name)) for r in whole.readings}) > 1]
+        raise SelectionError(
+            f"{whole.label!r}: no point has {axis!r}{closest(axis, known)}; what differs within it is: "
+            f"{', '.join(differs) or 'nothing'}"
+        )
     if len(values) != 2:
         found = ", ".join(text.strip('"') for text in values)
         raise SelectionError(

@@ -54,6 +54,14 @@ def _percent(log_ratio: float) -> str:
     return _signed(100 * math.expm1(min(log_ratio, 700.0)), " %")
 
 
+def _size(log_ratio: float) -> str:
+    """`3.2 %`, `180 %`, `× 45`: how large a change has to be, for a rise."""
+    size = 100 * math.expm1(min(log_ratio, 700.0))
+    if size >= 900:
+        return f"× {size / 100 + 1:.3g}"
+    return f"{size:.0f} %" if size >= 100 else f"{size:.2g} %"
+
+
 def _signed(value: float, unit: str) -> str:
     text = f"{abs(value):.3g}" if abs(value) >= 100 else f"{abs(value):.1f}" if abs(value) >= 0.95 else f"{value:.2g}"
     text = text.lstrip("-")
@@ -163,8 +171,8 @@ def footing(comparison: Comparison) -> list[str]:
     if finds:
         least, most = finds[0], finds[-1]
         lines.append(
-            f"so many repeats find a change of {100 * math.expm1(least[0]):.2g} % ({least[1]}) to "
-            f"{100 * math.expm1(most[0]):.2g} % ({most[1]}) with a chance of 80 % each"
+            f"so many repeats find a change of {_size(least[0])} ({least[1]}) to {_size(most[0])} ({most[1]}) "
+            "with a chance of 80 % each"
         )
     spreads = dict.fromkeys(row.spread for row in rows if row.spread and row.spread != "repeats")
     if spreads:

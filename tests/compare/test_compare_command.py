@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -16,6 +17,7 @@ from compare_helpers import Bench, point
 
 from neuronbench.definitions import metric
 from neuronbench.model import Failure, Outcome
+from neuronbench.report.comparison import _size
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,6 +97,10 @@ def test_the_last_session_against_the_one_before(filled: Project) -> None:
         (["nowhere", "latest"], 2),
         (["latest", "mlflow:nothing"], 2),
         (["latest", "--by", "backend"], 2),
+        (["latest", "--by", "concurrency", "--lane", "encoder"], 2),
+        (["--metric", "ttft_p5_ms", "--fail-on", "regressed"], 2),
+        (["--metric", "ttft", "--metric", "nosuch"], 2),
+        (["--metric", "ttft_*", "--lane", "serving"], 0),
         (["20261101-000001@lane=serving", "latest@lane=encoder"], 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
@@ -110,6 +116,40 @@ def test_nothing_in_common_says_what_there_is(filled: Project) -> None:
     assert "no point in common" in done.stderr
     assert "gone: serving.loop-cpu-c1" in done.stderr
     assert "--by" in done.stderr
+
+
+def test_a_metric_that_nothing_has_is_no_pass(filled: Project) -> None:
+    done = filled.run("compare", "--metric", "ttft_p5_ms", "--fail-on", "regressed")
+    assert done.stdout == ""
+    assert "--metric 'ttft_p5_ms': no record has a metric of that name (did you mean 'ttft_p50_ms'?)" in done.stderr
+
+
+def test_a_set_against_itself_is_said(filled: Project) -> None:
+    done = filled.run("compare", "latest", "latest~1,latest", "--lane", "serving", "--fail-on", "regressed")
+    assert "18 receipts are on both sides (latest and latest~1,latest)" in done.stderr
+    assert done.returncode == 0
+
+
+def test_a_lane_is_chosen_before_it_is_split(project: Project) -> None:
+    session = project.bench.session("1")
+    for lane, concurrencies in (("serving", (1, 8)), ("encoder", (2, 4))):
+        for concurrency in concurrencies:
+            for repeat in (1, 2):
+                ttft = metric("ttft", 100.0 * concurrency + repeat, stat="p50", n=400)
+                project.bench.put(session, ttft, at=point(concurrency, lane=lane), repeat=repeat)
+    done = project.run("compare", "latest", "--by", "concurrency", "--lane", "serving")
+    assert done.returncode == 0, done.stderr
+    assert "latest@concurrency=1" in done.stdout
+    assert "latest@concurrency=8" in done.stdout
+    assert "encoder" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [(0.5, "0.5 %"), (12.34, "12 %"), (214.6, "215 %"), (899, "899 %"), (4400, "× 45"), (1e9, "× 1e+07")],
+)
+def test_how_large_a_change_would_have_to_be(change: float, text: str) -> None:
+    assert _size(math.log1p(change / 100)) == text
 
 
 def test_markdown_fits_a_comment(filled: Project) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ from compare_helpers import Bench, point
 
 from neuronbench.compare import SelectionError, compare, split_by
 from neuronbench.definitions import metric
-from neuronbench.model import Outcome, Validity
+from neuronbench.model import FrozenMap, Outcome, Validity
 
 
 def values(bench: Bench, asked: str) -> list[float]:
@@ -88,6 +89,33 @@ def test_one_session_is_split_by_two_values_only(filled: Bench) -> None:
     filled.series(session, [3.0], at=point(3))
     with pytest.raises(SelectionError, match=r"expected two values of concurrency, found 3 \(1, 2, 3\)"):
         split_by(filled.selector().side("latest"), "concurrency")
+
+
+def test_points_without_the_axis_do_not_stand_in_the_way(filled: Bench) -> None:
+    session = filled.session("4")
+    for c in (1, 2):
+        filled.series(session, [float(c)], at=point(c))
+    bare = dataclasses.replace(point(9, lane="encoder"), params=FrozenMap({"batch": 4}), axes=("batch",))
+    filled.series(session, [9.0], at=bare)
+    halves = split_by(filled.selector().side("latest"), "concurrency")
+    assert [[r.point.params["concurrency"] for r in side.readings] for side in halves] == [[1], [2]]
+
+
+def test_having_an_axis_or_not_is_a_difference_too(filled: Bench) -> None:
+    session = filled.session("4")
+    filled.series(session, [1.0], at=point(1))
+    filled.series(session, [2.0], at=point(2, dtype="bfloat16"))
+    halves = split_by(filled.selector().side("latest"), "dtype")
+    assert [side.label for side in halves] == ["latest@dtype=null", "latest@dtype=bfloat16"]
+
+
+def test_an_axis_that_no_point_has_is_named_with_those_that_differ(filled: Bench) -> None:
+    session = filled.session("4")
+    for c in (1, 2):
+        filled.series(session, [float(c)], at=point(c))
+    asked = r"no point has 'concurency' \(did you mean 'concurrency'\?\); what differs within it is: concurrency$"
+    with pytest.raises(SelectionError, match=asked):
+        split_by(filled.selector().side("latest"), "concurency")
 
 
 def test_what_was_taken_over_stands_for_itself(filled: Bench) -> None:
