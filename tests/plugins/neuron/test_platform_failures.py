@@ -29,8 +29,9 @@ def classified(text: str, status: int | None = 1) -> Any:
 
 @pytest.mark.parametrize("entry", RULES, ids=[entry["id"] for entry in RULES])
 def test_every_rule_explains_its_own_example(entry: dict[str, Any]) -> None:
-    found = match(entry["example"], phase="boot", extra_rules=failures.rules())
-    failure = classified(entry["example"])
+    log = "\n".join([*([entry["example_before"]] if "context" in entry else []), entry["example"]])
+    found = match(log, phase="boot", extra_rules=failures.rules())
+    failure = classified(log)
     if entry.get("notice"):
         assert failure.kind == UNCLASSIFIED
         (notice,) = failures.notices(f"first line\n{entry['example']}\nlast line")
@@ -114,6 +115,27 @@ def test_the_causal_line_is_found_under_wrappers_and_notices(log: str, kind: str
     assert failure.kind == kind
     assert line in failure.causal_line
     assert failure.remedy
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        ("RuntimeError: neuronx-cc failed with -9", "host_oom"),
+        ("RuntimeError: [NCC_EOOM002] Estimated peak HBM usage exceeds 16.00GB", "device_oom"),
+        ("NotImplementedError: Unsupported operator: erf", "unsupported_operator"),
+        ("AssertionError: graph has no outputs", "compile_error"),
+    ],
+)
+def test_what_torch_compile_wraps_is_the_cause(raised: str, kind: str) -> None:
+    """Its own line comes first, and says nothing but that there was an error."""
+    failure = classified(
+        "(EngineCore pid=7) Traceback (most recent call last):\n"
+        '(EngineCore pid=7)   File "/opt/torch/_inductor/x.py", line 3, in call\n'
+        "(EngineCore pid=7) torch._dynamo.exc.BackendCompilerFailed: backend='neuron' raised:\n"
+        f"(EngineCore pid=7) {raised}\n\nRuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    assert failure.kind == kind
+    assert raised in failure.causal_line
 
 
 def test_notices_are_found_once_each_beside_a_failure() -> None:
