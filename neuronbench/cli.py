@@ -7,9 +7,10 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Final, cast
 
 import typer
+from typer.main import get_command_name, solve_typer_info_defaults
 
 from neuronbench.commands import (
     cache,
@@ -36,6 +37,7 @@ from neuronbench.commands import (
 from neuronbench.config import ConfigError
 from neuronbench.plugins import PluginError, Plugins, PluginWarning
 
+CORE: Final = "neuronbench"
 HELP = """Benchmarks for AWS Trainium and Inferentia whose numbers can be quoted.
 
 A benchmark is a pytest file, and pytest runs it:
@@ -102,9 +104,12 @@ def build(found: Plugins) -> typer.Typer:
         new_plugin.new_plugin
     )
     app.command("reap", short_help="End what a killed run left running.")(reap.reap)
-    added = typer.Typer()
-    found.register_commands(added)
-    _adopt(app, added)
+    taken = dict.fromkeys((_name(info) for info in (*app.registered_commands, *app.registered_groups)), CORE)
+    for plugin in (name for name, each in found.reports.items() if each.ok):
+        added = typer.Typer()
+        found.register_commands(added, only=plugin)
+        module = getattr(found.pm.get_plugin(plugin), "__name__", plugin)
+        _adopt(app, added, (plugin, module), taken)
     return app
 
 
@@ -117,24 +122,35 @@ def _version(wanted: bool) -> None:
 
 
 def _name(info: Any) -> str:
-    return str(info.name or getattr(info.callback, "__name__", "")).replace("_", "-")
+    """The name that typer will give it; empty for a group without one, whose commands become the application's."""
+    if hasattr(info, "typer_instance"):
+        return solve_typer_info_defaults(info).name or ""
+    return str(info.name or get_command_name(info.callback.__name__))
 
 
-def _adopt(app: typer.Typer, added: typer.Typer) -> None:
-    """Take over what plugins added. A command under a name that is taken would hide the other one: it is left out."""
-    taken = {_name(info): "neuronbench" for info in (*app.registered_commands, *app.registered_groups)}
+def _adopt(app: typer.Typer, added: typer.Typer, by: tuple[str, str], taken: dict[str, str]) -> None:
+    """Take over what a plugin added. A command under a name that is taken would hide the other one: it is left out.
+
+    `by`: name and module of the plugin; `taken`: name of a command → the plugin that has it.
+    """
+    plugin, module = by
     for source, target in (
         (added.registered_commands, app.registered_commands),
         (added.registered_groups, app.registered_groups),
     ):
         for info in list[Any](source):
-            name, where = _name(info), getattr(info.callback, "__module__", None) or "a plugin"
-            if name in taken:
-                text = f"the command {name!r} of {where} is left out: {taken[name]} has one of that name"
+            name = _name(info)
+            if not name:
+                _adopt(app, info.typer_instance, by, taken)
+            elif name in taken:
+                owner, way = taken[name], "rename it"
+                if owner not in (CORE, plugin):
+                    way += f" in one of them, or disable one with NEURONBENCH_DISABLE_PLUGINS ({owner} or {plugin})"
+                text = f"the command {name!r} of {module} is left out: {owner} has one of that name; {way}"
                 warnings.warn(text, PluginWarning, stacklevel=2)
-                continue
-            taken[name] = where
-            cast("list[Any]", target).append(info)
+            else:
+                taken[name] = plugin
+                cast("list[Any]", target).append(info)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

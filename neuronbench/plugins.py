@@ -259,8 +259,10 @@ class Plugins:
 
     # -- hooks, with types --------------------------------------------------------------------------------------------
 
-    def register_commands(self, cli: Any) -> None:
-        self._observe("register_commands", cli=cli)
+    def register_commands(self, cli: Any, *, only: str = "") -> None:
+        """Let plugins add their commands to `cli`: all of them, or the one that is called `only`."""
+        for plugin in [self.pm.get_plugin(only)] if only else self._in_order():
+            self._observe_one(plugin, "register_commands", {"cli": cli})
 
     def configured(self, session: Any) -> None:
         self._sessions.append(session)

@@ -210,6 +210,43 @@ def test_a_plugin_cannot_take_a_core_commands_place(site: Site) -> None:
     assert "--json" in site.command("doctor", "--help").stdout
 
 
+GROUP = """
+import typer
+from neuronbench import hookimpl
+kitchen = typer.Typer({typer})
+@kitchen.command()
+def {boil}() -> None:
+    print("{says}")
+@kitchen.command("fry")
+def fry() -> None: ...
+@hookimpl
+def register_commands(cli):
+    cli.add_typer(kitchen{named})
+"""
+
+
+def test_two_groups_of_one_name_are_told_of_with_both_plugins(site: Site) -> None:
+    site.install("first", GROUP.format(typer="", boil="boil", says="first", named=', name="kitchen"'))
+    site.install("second", GROUP.format(typer="name='kitchen'", boil="boil", says="second", named=""))
+    done = site.command("kitchen", "boil")
+    assert done.returncode == 0
+    kept, other = ("first", "second") if done.stdout == "first\n" else ("second", "first")
+    assert f"the command 'kitchen' of acme_{other} is left out: {kept} has one of that name" in done.stderr
+    assert f"NEURONBENCH_DISABLE_PLUGINS ({kept} or {other})" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typer", "boil", "named"),
+    [("name='doctor'", "boil", ""), ("", "doctor", ""), ("", "Doctor", "")],
+    ids=["name of the group itself", "of a group without a name", "as typer writes it"],
+)
+def test_a_group_cannot_take_a_core_commands_place_either(site: Site, typer: str, boil: str, named: str) -> None:
+    site.install("greedy", GROUP.format(typer=typer, boil=boil, says="taken over", named=named))
+    done = site.command("doctor", "--help")
+    assert "the command 'doctor' of acme_greedy is left out: neuronbench has one of that name" in done.stderr
+    assert "--json" in done.stdout
+
+
 def test_a_failing_register_commands_takes_only_itself(site: Site) -> None:
     site.install("good", GOOD)
     site.install("worse", IMPL + "def register_commands(cli): raise OSError('no')")
