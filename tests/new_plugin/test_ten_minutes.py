@@ -1,4 +1,4 @@
-"""The snippets of `plugins/README.md`, done in the order in which they stand there."""
+"""The snippets of `plugins/README.md`, done in an empty folder in the order in which they stand there."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ pip() { python -m pip install -q --no-deps --no-build-isolation --no-index --tar
 
 def test_a_plugin_in_ten_minutes(tmp_path: Path) -> None:
     project, site = tmp_path / "project", tmp_path / "site"
-    (project / "benchmarks").mkdir(parents=True)
-    (project / "pyproject.toml").write_text("[tool.pytest]\nneuronbench = true\n")
+    project.mkdir()
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "NEURONBENCH_"))}
     environ |= {
         "SITE": str(site), "PYTHONPATH": str(site),
@@ -26,11 +25,13 @@ def test_a_plugin_in_ten_minutes(tmp_path: Path) -> None:
     }  # fmt: skip
     said = []
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert [language for language, _ in blocks] == ["python", "python", "bash", "bash"]
+    assert [language for language, _ in blocks] == ["toml", "python", "python", "bash", "bash"]
     for language, text in blocks:
-        if language == "python":
+        if language != "bash":
             name, _, _ = text.partition("\n")
-            (project / name.removeprefix("# ")).write_text(text, encoding="utf-8")
+            path = project / name.removeprefix("# ")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
             continue
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", PIP + text], cwd=project, env=environ, capture_output=True, text=True,
