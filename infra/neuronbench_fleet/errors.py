@@ -86,7 +86,8 @@ _CREDENTIALS: Final = frozenset(
     {
         "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError",
         "SSOTokenLoadError", "UnauthorizedSSOTokenError", "SSOError", "NoAuthTokenError",
-        "RefreshWithMFAUnsupportedError",
+        "RefreshWithMFAUnsupportedError", "LoginError", "LoginRefreshRequired", "LoginTokenLoadError",
+        "LoginInsufficientPermissions", "LoginAuthorizationCodeError",
     }
 )  # fmt: skip
 _NETWORK: Final = frozenset(

@@ -24,6 +24,15 @@ _THROTTLED: Final = frozenset(
 _EXPIRED: Final = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "RequestExpired"}
 )
+_SIGN_IN: Final = frozenset(
+    {"TokenRetrievalError", "SSOError", "SSOTokenLoadError", "UnauthorizedSSOTokenError", "NoAuthTokenError",
+     "LoginError", "LoginRefreshRequired", "LoginTokenLoadError", "LoginInsufficientPermissions",
+     "LoginAuthorizationCodeError", "RefreshWithMFAUnsupportedError"}
+)  # fmt: skip
+"""Exceptions of botocore for a sign-in that is over, or was never made; no request is sent then."""
+_NO_CREDENTIALS: Final = frozenset(
+    {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"}
+)
 _FORBIDDEN: Final = frozenset({"403", "AccessDenied", "Forbidden", "AllAccessDisabled", "AccountProblem"})
 _UNKNOWN_CALLER: Final = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "UnrecognizedClientException"})
 _ELSEWHERE: Final = frozenset(
@@ -62,11 +71,14 @@ def told(error: BaseException, url: str, verb: str, key: str) -> StoreError:
 
 def _judged(error: BaseException, url: str) -> tuple[str, str]:
     said, name = code(error), type(error).__name__
-    if said in _EXPIRED or name in ("TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError"):
-        return "store_auth", f"The session's token has expired: get a new one (aws sso login, aws configure); {_AGAIN}."
+    if said in _EXPIRED or name in _SIGN_IN:
+        return (
+            "store_auth",
+            f"The session's token has expired: get a new one (aws sso login, aws login, aws configure); {_AGAIN}.",
+        )
     if said in _FORBIDDEN:
         return "store_auth", f"Allow {_action(error)} on {url} for this role or user (bucket policy, IAM, KMS key)."
-    if said in _UNKNOWN_CALLER or name in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
+    if said in _UNKNOWN_CALLER or name in _NO_CREDENTIALS:
         return "store_auth", f"Give credentials that may read and write {url} (AWS_PROFILE, a role)."
     if said == "RequestTimeTooSkewed":
         return "store_auth", f"The clock of this host is wrong: set it (chronyc makestep); {_AGAIN}."

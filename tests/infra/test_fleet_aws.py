@@ -71,6 +71,12 @@ def test_a_sign_in_that_is_over_and_a_clock_that_is_wrong_are_told_apart(code: s
     assert words in found.remedy
 
 
+@pytest.mark.parametrize("name", ["LoginRefreshRequired", "SSOTokenLoadError", "CredentialRetrievalError"])
+def test_a_sign_in_that_is_missing_is_not_being_allowed(name: str) -> None:
+    found = classify(type(name, (Exception,), {})("x"))
+    assert (found.kind, "sign in" in found.remedy) == ("auth", True)
+
+
 def test_a_quota_is_named_with_how_to_raise_it() -> None:
     told = quota_remedy("trn1.32xlarge", "spot", 128, "us-west-2")
     assert "All Trn Spot Instance Requests" in told

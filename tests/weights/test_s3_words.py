@@ -63,6 +63,17 @@ def test_every_refusal_says_what_to_do(error: Exception, kind: str, remedy: str)
     assert told(again, "s3://b/p", "write", "k") is again
 
 
+def test_a_sign_in_that_is_over_is_no_trouble_of_the_network() -> None:
+    """Whoever waits for the network to come back would wait forever."""
+    exceptions = pytest.importorskip("botocore.exceptions")
+    for error in (
+        exceptions.LoginRefreshRequired(), exceptions.LoginTokenLoadError(error_msg="x"), exceptions.NoAuthTokenError(),
+        exceptions.CredentialRetrievalError(provider="process", error_msg="x"), exceptions.SSOError(),
+        exceptions.TokenRetrievalError(provider="sso", error_msg="x"), exceptions.ProfileNotFound(profile="x"),
+    ):  # fmt: skip
+        assert told(error, "s3://b/p", "list", "k").kind == "store_auth", error
+
+
 def test_progress_says_how_much_how_fast_and_how_long_it_will_take() -> None:
     said: list[str] = []
     now = [0.0]
