@@ -138,6 +138,21 @@ def test_what_torch_compile_wraps_is_the_cause(raised: str, kind: str) -> None:
     assert raised in failure.causal_line
 
 
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("ERROR NRT:nrt_load_collectives failed: status=4", "device_oom"),
+        ("nrt_init failed with NRT_UNINITIALIZED (13)", "no_device"),
+        ("ERROR  TDRV:tdrv_init_mla_phase1  Could not open the nd0", "no_device"),
+        ("RuntimeError: nrt_load: NRT_UNSUPPORTED_NEFF_VERSION (10)", "artifact_mismatch"),
+        ("[NCC_EOOM001] peak HBM usage 19.46GB exceeds the capacity of 16.00GB", "device_oom"),  # no code of its own
+        ("/bin/sh: 1: neuronx-cc: not found", "path_missing"),
+    ],
+)
+def test_other_words_for_the_same(line: str, kind: str) -> None:
+    assert classified(f"INFO loading\n{line}\n").kind == kind
+
+
 def test_notices_are_found_once_each_beside_a_failure() -> None:
     line = "max_num_seqs (32) exceeds worst-case KV cache capacity (18). Effective concurrency will be capped at 18"
     log = f"{line}\n{line}\nINFO Application startup complete.\n"
