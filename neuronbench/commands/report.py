@@ -101,10 +101,18 @@ report.__doc__ = HELP
 
 
 def _format(asked: str, out: str) -> str:
-    chosen = asked or ("markdown" if out.endswith((".md", ".markdown")) else "html")
-    if chosen not in FORMATS:
+    if asked and asked not in FORMATS:
         raise host.CommandError(f"--format {asked!r}: expected {', '.join(FORMATS)}", status=host.USAGE)
-    return chosen
+    suffix = Path(out).suffix.lower()
+    told = "markdown" if suffix in (".md", ".markdown") else "html" if suffix in ("", ".html", ".htm") else ""
+    if not asked and not told:  # another program would open it by its name
+        known = ", ".join(FORMATS)
+        raise host.CommandError(
+            f"--out {out}: expected a name ending in .html or .md, found {suffix!r}; for another name say --format "
+            f"({known})",
+            status=host.USAGE,
+        )
+    return asked or told
 
 
 def _path(here: host.Host, selector: str, chosen: str, out: str) -> Path:

@@ -96,6 +96,7 @@ def _requests() -> object:
         (("nothing",), "'nothing': expected a session, a receipt or a folder"),
         (("--lane", "nope"), "has no point of lane 'nope'; it has: serving"),
         (("--out", "."), "expected a file, found a folder"),
+        (("--out", "week.pdf"), "--out week.pdf: expected a name ending in .html or .md, found '.pdf'"),
         (("latest", "--compare", "latest~7"), "expected 8 sessions"),
     ],
 )

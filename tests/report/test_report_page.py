@@ -106,6 +106,24 @@ def test_of_repeats_stands_the_median_with_the_least_and_the_most(project: Proje
     assert record["metrics"]["output_throughput_tok_s"]["value"] == 120.0, "the link is that of the median repeat"
 
 
+def test_every_repeat_of_a_row_has_a_link_the_median_first(project: Project) -> None:
+    for repeat, rate in enumerate((100.0, 340.0, 120.0), start=1):
+        project.put(point(concurrency=4), *serving(rate, ttft=rate), repeat=repeat)
+    for repeat in range(1, 10):
+        project.put(point(concurrency=8), *serving(float(repeat), ttft=float(repeat)), repeat=repeat)
+    content = project.content()
+    few, many = (lanes._links(row, content) for row in content.rows)
+    assert ([link.text for link in few.links], few.text) == (["r3", "r1", "r2"], "")
+    assert [(project.root / unquote(link.href)).parent.name[-4:] for link in few.links] == ["--r3", "--r1", "--r2"]
+    assert (len(many.links), many.text) == (lanes.LINKS, f"and {9 - lanes.LINKS} more")
+    shown, written = html._Pen(stills=False).cell(few, False), markdown._cell(few)
+    for link in few.links:
+        assert (
+            f'<a href="{link.href}" title="20261101-000001-0001/{Path(link.href).parent.name}">{link.text}</a>' in shown
+        )
+        assert f"[{link.text}]({link.href})" in written
+
+
 def test_one_repeat_shows_the_bounds_of_its_own_requests(project: Project) -> None:
     project.put(point(concurrency=4), *serving(ttft=50.0))
     content = project.content()
@@ -161,7 +179,7 @@ def test_failures_stand_by_class_with_their_causal_line_and_log(document: Docume
     assert line.text.startswith("Killed <script>")
     assert line.href.endswith("server.log")
     assert remedy.text.startswith("smaller")
-    assert receipt.href.endswith("record.json")
+    assert [link.href.endswith("record.json") for link in receipt.links] == [True]
     assert column(table(blocks, "Not measured"), "outcome") == ["skipped"]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 Mode = Literal["lines", "markers", "both", "step", "bars"]
 Tone = Literal["", "good", "bad", "warn", "faint"]
@@ -131,6 +131,14 @@ def _short(value: float | str | None) -> float | str | None:
     return int(value) if value == int(value) and abs(value) < 1e15 else float(f"{value:.6g}")
 
 
+class Link(NamedTuple):
+    """One of several links in a field."""
+
+    text: str
+    href: str
+    title: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """What stands in a field of a table. `text` is text: whoever renders it escapes it."""
@@ -145,6 +153,8 @@ class Cell:
     sort: float | None = None
     """Sorts by this instead of by the text."""
     marks: Sequence[str] = ()
+    links: Sequence[Link] = ()
+    """Before the text, each with an address of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

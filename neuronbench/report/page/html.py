@@ -127,7 +127,8 @@ class _Pen:
 
     def cell(self, cell: Cell | str, right: bool) -> str:
         cell = Cell(text=cell) if isinstance(cell, str) else cell
-        word = "word" if len(cell.text) <= WORD and not right else ""
+        length = len(" ".join([*(one.text for one in cell.links), cell.text]))
+        word = "word" if length <= WORD and not right else ""
         classes = " ".join(name for name in ("right" if right else "", word, cell.tone) if name)
         attributes = f' class="{classes}"' if classes else ""
         if cell.title:
@@ -137,6 +138,8 @@ class _Pen:
         text = _e(cell.text)
         if cell.href:
             text = f'<a href="{_e(cell.href)}">{text}</a>'
+        each = [f'<a href="{_e(one.href)}" title="{_e(one.title)}">{_e(one.text)}</a>' for one in cell.links]
+        text = " ".join([*each, *([text] if text else [])])
         sub = f"<small>{_e(cell.sub)}</small>" if cell.sub else ""
         return f"<td{attributes}>{text}{_marks(cell.marks)}{sub}</td>"
 

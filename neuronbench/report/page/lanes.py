@@ -8,7 +8,7 @@ from typing import Final
 from neuronbench.compare.reading import Reading
 from neuronbench.model import Gate, Metric
 from neuronbench.report import tables
-from neuronbench.report.page.figure import Cell, Table, Text, Tone
+from neuronbench.report.page.figure import Cell, Link, Table, Text, Tone
 from neuronbench.report.page.gather import Content
 from neuronbench.report.page.rows import Row, Standing, Summary, as_float, benchmark_of, median_reading, order, text_of
 
@@ -187,12 +187,17 @@ def _params(row: Row) -> str:
 
 
 def _links(row: Row, content: Content) -> Cell:
-    """One link of a row; the numbers in it have their own."""
-    keys = list(row.readings[0].values)
-    one = median_reading(row, keys)
-    names = ", ".join(reading.receipt_id for reading in row.readings[:LINKS])
-    more = f" and {len(row.readings) - LINKS} more" if len(row.readings) > LINKS else ""
-    return Cell(text=f"r{one.repeat}", href=content.source.link(one), title=f"{names}{more}")
+    """The repeats of a row, the one that stands for it first; the numbers have links of their own to the median."""
+    one = median_reading(row, list(row.readings[0].values))
+    ordered = [one, *(reading for reading in row.readings if reading is not one)]
+    rest = len(ordered) - LINKS
+    return Cell(
+        text=f"and {rest} more" if rest > 0 else "",
+        links=[
+            Link(text=f"r{each.repeat}", href=content.source.link(each), title=each.receipt_id)
+            for each in ordered[:LINKS]
+        ],
+    )
 
 
 def _notes(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:

@@ -67,9 +67,14 @@ def _cell(cell: Cell | str) -> str:
         return escaped(cell) or " "
     text = escaped(cell.text)
     if cell.href:
-        text = f"[{text}]({cell.href.replace('(', '%28').replace(')', '%29').replace('|', '%7C')})"
+        text = _link(text, cell.href)
+    text = " ".join([*(_link(escaped(one.text), one.href) for one in cell.links), *([text] if text else [])])
     sub = f" ({escaped(cell.sub)})" if cell.sub else ""
     return f"{text}{_marks(cell.marks)}{sub}" or " "
+
+
+def _link(text: str, href: str) -> str:
+    return f"[{text}]({href.replace('(', '%28').replace(')', '%29').replace('|', '%7C')})"
 
 
 def _figure(figure: Figure) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Final
 from neuronbench.compare.reading import Reading
 from neuronbench.model import Json, Provenance, Record
 from neuronbench.receipts.files import inside
-from neuronbench.report.page.figure import Cell, Table, Text
+from neuronbench.report.page.figure import Cell, Link, Table, Text
 from neuronbench.report.page.gather import Content
 from neuronbench.report.page.rows import Row, Standing, text_of
 
@@ -92,9 +92,11 @@ def _marks(group: Sequence[Reading]) -> list[str]:
 
 
 def _receipts(group: Sequence[Reading], content: Content) -> Cell:
-    names = ", ".join(reading.receipt_id for reading in group[:NAMES])
-    more = f" and {len(group) - NAMES} more" if len(group) > NAMES else ""
-    return Cell(text=group[0].name + more, href=content.source.link(group[0]), title=names + more)
+    rest = len(group) - NAMES
+    return Cell(
+        text=f"and {rest} more" if rest > 0 else "",
+        links=[Link(text=each.name, href=content.source.link(each), title=each.receipt_id) for each in group[:NAMES]],
+    )
 
 
 def _absent(absent: Sequence[Reading]) -> Table:
