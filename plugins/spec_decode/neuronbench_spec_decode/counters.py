@@ -43,9 +43,13 @@ class Counts:
     drafted: int | None = None
     kept: int | None = None
     kept_at: tuple[int, ...] = ()
+    unread: str = ""
+    """Why nothing is known of it: the counters could not be read."""
 
     def since(self, before: Counts) -> Counts:
         """How much has been counted since. What appears only once it is counted was 0 before."""
+        if self.unread or before.unread:  # a total since the server's start is no growth
+            return Counts(generated=None, unread=self.unread or before.unread)
         at = [*before.kept_at, *[0] * len(self.kept_at)]
         return Counts(
             generated=_grown(self.generated, before.generated),
@@ -62,7 +66,14 @@ class Counts:
             generated=_sum(self.generated, other.generated), engine_steps=_sum(self.engine_steps, other.engine_steps),
             drafts=_sum(self.drafts, other.drafts), drafted=_sum(self.drafted, other.drafted),
             kept=_sum(self.kept, other.kept), kept_at=tuple(a + b for a, b in zip(mine, theirs, strict=True)),
+            unread=self.unread or other.unread,
         )  # fmt: skip
+
+    @property
+    def went_back(self) -> bool:
+        """Whether something is less than before, which no counter of one run is."""
+        known = (self.generated, self.engine_steps, self.drafts, self.drafted, self.kept, *self.kept_at)
+        return any(each is not None and each < 0 for each in known)
 
 
 def of(series: Mapping[str, float | None]) -> Counts:
@@ -91,20 +102,21 @@ class Reader:
         self._sampler = Prometheus(url, prefixes=("vllm:",), api_key=api_key, timeout_s=5.0) if url else None
 
     def read(self) -> Counts:
-        """The counters now; all None for a server without, or that does not say."""
+        """The counters now; all None for a server without, or that does not say: `unread` has the reason then."""
         if self._sampler is None:
             return Counts(generated=None)
         try:
             return of(self._sampler.read())
-        except (OSError, HTTPException, ScrapeError):
-            return Counts(generated=None)
+        except (OSError, HTTPException, ScrapeError) as error:
+            return Counts(generated=None, unread=f"{type(error).__name__}: {error}")
 
     def after(self, before: Counts, tokens: int) -> Counts:
         """What was counted since `before`, once `tokens` generated ones are in it; as it is after `SETTLE_S`."""
         until = time.monotonic() + SETTLE_S
         while True:
             grown = self.read().since(before)
-            if grown.generated is None or grown.generated >= tokens or time.monotonic() > until:
+            there = grown.generated is None or grown.generated >= tokens or grown.went_back
+            if (there and not grown.unread) or before.unread or time.monotonic() > until:
                 return grown
             time.sleep(0.01)
 
@@ -116,6 +128,8 @@ class Reader:
 def disagreement(answer: Answer, counted: Counts, k: int) -> str:
     """How an answer and the counters of its request contradict each other, in a few words; empty when they do not."""
     tokens = len(answer.tokens)
+    if counted.went_back:
+        return "the server's counters went back: it was started anew, or somebody reset them"
     if answer.counted != tokens:
         return f"its usage says {answer.counted} tokens, its chunks carry {tokens}"
     if counted.generated is not None and counted.generated != tokens:

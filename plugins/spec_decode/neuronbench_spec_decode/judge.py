@@ -24,6 +24,8 @@ before a speed-up says more of the baseline's bad luck than of speculation."""
 FIT_LIMIT: Final = 0.15
 """Error of the fitted cost, as a share of a step, beyond which nothing is predicted from it."""
 
+UNREAD: Final = "the server's counters could not be read at every request"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
@@ -64,6 +66,10 @@ def _counted(rows: Iterable[Row]) -> Counts:
     return reduce(lambda one, other: one + other, (row.counted for row in rows))
 
 
+def _uncounted(counted: Counts) -> str:
+    return UNREAD if counted.unread else "the server does not report speculation"
+
+
 def _ratio(id: str, top: float | None, bottom: float | None, *, stat: str, why: str) -> Metric:
     if top is None or bottom is None or bottom <= 0:
         return LANE.metric(id, None, stat=stat, note=why if bottom is None or top is None else "nothing was drafted")
@@ -82,7 +88,8 @@ def _of_k(k: int, rows: Sequence[Row]) -> list[Metric]:
     if not k:
         ttft = fmean(row.answer.ttft_ms for row in rows)
         return [*metrics, LANE.metric("ttft", ttft, stat=stat, n=len(rows), note="mean")]
-    counted, why = _counted(rows), "the server does not report speculation"
+    counted = _counted(rows)
+    why = _uncounted(counted)
     metrics += [
         LANE.metric("tokens_per_step", decoded / steps, stat=stat, n=steps),
         _ratio("acceptance_rate", counted.kept, counted.drafted, stat=stat, why=why),
@@ -123,7 +130,8 @@ def _best(speedups: Mapping[int, pairs.Speedup], longest_rows: Sequence[Row], lo
     note = f"k = {best}, the best of {len(speedups)} that were tried: chosen by this very measurement"
     metrics = _pair(speedups[best], "best", note)
     metrics.append(LANE.metric("measured_best_k", best if gained else 0, n=len(speedups) + 1))
-    counted, why = _counted(longest_rows), "the server does not report speculation"
+    counted = _counted(longest_rows)
+    why = _uncounted(counted)
     metrics += [
         _ratio("acceptance_rate", counted.kept, counted.drafted, stat="longest", why=why),
         _ratio("accepted_per_step", counted.kept, counted.drafts, stat="longest", why=why),
@@ -241,6 +249,10 @@ def _conserved(rows: Sequence[Row]) -> Gate:
     if wrong:
         text = f"{_where(wrong[0][0])}: {wrong[0][1]}"
         return Gate(id="emitted_conserved", passed=False, observed=len(wrong), limit=0, unit="requests", message=text)
+    unread = [row for row in rows if row.counted.unread]
+    if unread:
+        text = f"{UNREAD}; {len(unread)} of {len(rows)} failed, such as {_where(unread[0])}: {unread[0].counted.unread}"
+        return Gate(id="emitted_conserved", passed=None, limit=0, unit="requests", message=text)
     if any(row.counted.generated is None or (row.k and row.counted.kept is None) for row in rows):
         text = "the server does not count what it drafts and keeps"
         return Gate(id="emitted_conserved", passed=None, limit=0, unit="requests", message=text)

@@ -61,6 +61,17 @@ def test_what_appears_only_once_it_is_counted_was_nothing_before() -> None:
     assert Counts(generated=None).since(before).generated is None
 
 
+def test_what_could_not_be_read_before_is_no_total_that_grew() -> None:
+    """One failed scrape had the whole of a server's life counted as one request's, and the record called void."""
+    now = Counts(generated=5000, drafts=800, drafted=3200, kept=1400, kept_at=(700, 700))
+    for one, other in ((now, Counts(generated=None, unread="timed out")), (Counts(generated=None, unread="x"), now)):
+        grown = one.since(other)
+        assert (grown.generated, grown.drafts, grown.kept, grown.kept_at) == (None, None, None, ())
+        assert grown.unread
+        assert counters.disagreement(COPIED, grown, 4) == ""
+        assert (now + grown).unread
+
+
 def test_sums_are_unknown_as_soon_as_one_part_is() -> None:
     known = Counts(generated=4, drafts=2, drafted=4, kept=2, kept_at=(2,))
     assert (known + known).kept_at == (4,)
@@ -80,6 +91,8 @@ def test_tokens_are_steps_and_what_was_kept() -> None:
         (answer([1, 2], counted=4), Counts(generated=3), 4, "its usage says 4 tokens, its chunks carry 3"),
         (answer([1, 2]), Counts(generated=5), 4, "counted 5 generated tokens, its chunks carry 3"),
         (answer([1, 2]), Counts(generated=3), 0, "more than the 1 that a step can emit"),
+        (COPIED, COUNTED.since(replace(COUNTED, generated=640)), 4, "went back: it was started anew"),
+        (COPIED, COUNTED.since(replace(COUNTED, generated=0, kept_at=(16,))), 4, "went back"),
         (COPIED, replace(COUNTED, kept=49), 4, "49 tokens kept, 48 by position"),
         (COPIED, replace(COUNTED, kept=52, kept_at=(15, 15, 11, 11)), 4, "17 steps and 52 kept tokens make 69"),
         (COPIED, replace(COUNTED, kept=46, kept_at=(13, 11, 11, 11)), 4, "make 63"),

@@ -120,6 +120,18 @@ def test_a_server_that_counts_nothing_has_no_acceptance_and_no_prediction() -> N
     assert gate(found, "speculated").passed is True  # chunks of several tokens
 
 
+def test_counters_that_could_not_be_read_once_are_undecided_and_said_to_be() -> None:
+    seen = climbed()
+    seen.rows[5] = replace(seen.rows[5], counted=Counts(generated=None, unread="TimeoutError: timed out"))
+    found = judge(seen)
+    held = gate(found, "emitted_conserved")
+    assert held.passed is None
+    assert "1 of 12 failed, such as repeat/1 at k = 4, round 1: TimeoutError: timed out" in held.message
+    value = values(found)["acceptance_rate_k4_share"]
+    assert (value.value, value.note) == (None, "the server's counters could not be read at every request")
+    assert values(found)["acceptance_rate_k2_share"].value is not None
+
+
 @pytest.mark.parametrize(("dtype", "hint"), [("float32", False), ("bfloat16", True)])
 def test_the_earliest_other_token_is_shown_and_16_bits_are_explained(dtype: str, hint: bool) -> None:
     seen = climbed(dtype=dtype)
