@@ -1,7 +1,8 @@
 """Quantised weights and caches beside the unquantised model: speed, memory, accuracy, and proof that anything changed.
 
-An option that is ignored costs nothing and gains nothing, and looks harmless: so every option must change what it
-cannot leave as it is (tokens, digests, bytes in the cache) against the same server without it, in the same session.
+An option that is ignored costs nothing and gains nothing, and looks harmless: so every option must change what the
+server shows and it cannot leave as it is (tokens, bytes in the cache) against the same server without it, in the same
+session.
 """
 
 from dataclasses import replace

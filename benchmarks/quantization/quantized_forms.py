@@ -21,6 +21,9 @@ from neuronbench.serving import http
 from neuronbench.serving.tokens import Continuation, NoTokens, continuations
 
 MEMORY: Final = ("weights_size", "kv_bytes_per_token")
+WITNESSES: Final = ("greedy tokens", "bytes of a token in the KV cache")
+"""What the server itself says, and quantisation cannot leave as it is. Not the digest of the weights: other files are
+given to it, and whether it computes with what is in them is the question."""
 DRIFT_LIMIT: Final = 0.10
 PROBES, PROBE_INPUT, PROBE_OUTPUT = 4, 48, 32
 """Prompts of random tokens that every server continues, one after the other: where text is sure of its next token,
@@ -106,7 +109,7 @@ class Seen:
     """Gates that spoke against its record: a ratio with it is worth no more."""
 
     def pairs(self, other: Seen) -> dict[str, tuple[Any, Any]]:
-        """What quantisation cannot leave as it is, here and in `other`. Times and RSS are not: noise changes them."""
+        """What an option may change, here and in `other`. Times and RSS are not: noise changes them."""
         return {
             "greedy tokens": (_digest(self.answers), _digest(other.answers)),
             "bytes of a token in the KV cache": (self.kv_bytes_per_token, other.kv_bytes_per_token),
@@ -178,7 +181,7 @@ def gates(option: Option, seen: Seen, base: Seen) -> list[nb.Gate]:
     """Whether the option changed anything, and the memory it is for; of the baseline once more, that it did not."""
     if option.plain:
         return [_control(seen, base)]
-    found = no_effect_gate(option.name, base.pairs(seen))
+    found = no_effect_gate(option.name, base.pairs(seen), witnesses=WITNESSES)
     made = [replace(found, severity="invalid")]
     if option.shrinks:
         made.append(_shrinks(option.shrinks, getattr(base, option.shrinks), getattr(seen, option.shrinks)))

@@ -163,6 +163,17 @@ def test_memory_that_does_not_shrink_is_found_out() -> None:
     assert unknown["memory_saved"].passed is None
 
 
+def test_other_weights_on_disk_are_no_proof_that_the_server_computes_with_them() -> None:
+    """`int8` writes files of its own: their digest and size are others whatever the server makes of them."""
+    option = forms.Option(name="int8", weights="int8", shrinks="weights_size")
+    ignored = judged(option, seen(model={"weights_digest": "b"}, weights_size=60))
+    assert (ignored["no_effect"].passed, ignored["no_effect"].severity) == (False, "invalid")
+    assert "greedy tokens" in ignored["no_effect"].message
+    assert "digest of the weights a → b" in ignored["no_effect"].message
+    used = judged(option, seen(model={"weights_digest": "b"}, weights_size=60, answers=((1, 2, 9, 4),)))
+    assert used["no_effect"].passed is True
+
+
 def test_share_of_changed_tokens_counts_from_where_answers_part() -> None:
     one, other = seen(answers=((1, 2, 3, 4), (5, 6, 7, 8))), seen(answers=((1, 2, 9, 4), (5, 6, 7, 8)))
     assert other.changed(one) == 2 / 8
