@@ -173,6 +173,11 @@ class Starting:
                 )
             told = launch.limits_tags(self.order, rate, expiry(self.order, rate))
             told["neuronbench:hours_before"] = f"{box.hours(box.ended or box.launched):.4g}"
+            if limits.max_usd is not None:  # for this start; what is compared with it is the cost of all of them
+                before = box.spent_usd(box.ended or box.launched) or 0.0
+                told["neuronbench:max_usd"] = f"{limits.max_usd / self.order.count + before:.10g}"
+            elif box.max_usd is not None:
+                told["neuronbench:max_usd"] = ""  # tags can be written, not taken off
             self.say(f"{box.id} is {box.state}: starting it again, for up to {allowed_hours(self.order, rate):.4g} h")
             aws.call("ec2", "create_tags", Resources=[box.id], Tags=[{"Key": k, "Value": v} for k, v in told.items()])
         attempt = 0

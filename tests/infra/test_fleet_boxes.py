@@ -70,6 +70,11 @@ def test_a_stopped_box_runs_again_with_new_limits_and_its_hours(aws: StandIn, la
     assert box["hours"] >= 3
     assert box["usd"] == pytest.approx(box["hours"] * 0.7582, rel=1e-3)
     assert box["expires"] > box["launched"]
+    assert box["max_usd"] is None  # that limit was the first start's
+    assert fleet("stop", "night").status == 0
+    (box,) = fleet(*UP, "--max-usd", "2", "--json").json["boxes"]
+    assert box["max_usd"] == pytest.approx(2 + 3 * 0.7582, rel=0.05)  # as its cost: of all starts together
+    assert fleet("status", "night", "--json").json["warnings"] == []
 
 
 def test_a_box_that_cannot_be_woken_stays_asleep(aws: StandIn, lab: Deployed, fleet: Fleet) -> None:
