@@ -259,7 +259,7 @@ def start_on(aws: Aws, deployment: Deployment, asked: Asked, box: Box, *, progre
         for run in _OTHER_RUN.findall(error.said) if error.code == bootstrap.EXIT_BUSY else ():
             other = read_asked(bucket_of(aws, deployment), run)
             if other is not None:
-                _mark(aws, box, other)
+                _mark(aws, box, other, instead=asked.after)
         raise FleetError(
             f"the run was not started on {box.id} {error}",
             status=HASH_MISMATCH if error.code == bootstrap.EXIT_HASH else None,
@@ -293,12 +293,17 @@ def execute(
     return _await_command(aws, str(answer["Command"]["CommandId"]), box, limit_s, progress, doing)
 
 
-def _mark(aws: Aws, box: Box, asked: Asked) -> None:
-    """Note on the box which run has it, and what `shutdown` does there. Before it starts: the desk may go away."""
-    if asked.after != "keep":
+def _mark(aws: Aws, box: Box, asked: Asked, *, instead: After = "keep") -> None:
+    """Note on the box which run has it, and what `shutdown` does there. Before it starts: the desk may go away.
+
+    `instead`: what another run had noted there. What it was before is not known: the one that loses nothing is taken.
+    """
+    after = asked.after
+    if after == "keep" and instead == "terminate" and box.purchase != "spot":
+        after = "stop"
+    if after != "keep":
         aws.call(
-            "ec2", "modify_instance_attribute", InstanceId=box.id,
-            InstanceInitiatedShutdownBehavior={"Value": asked.after},
+            "ec2", "modify_instance_attribute", InstanceId=box.id, InstanceInitiatedShutdownBehavior={"Value": after}
         )  # fmt: skip
     aws.call("ec2", "create_tags", Resources=[box.id], Tags=[{"Key": f"{boxes.TAG}run", "Value": asked.run}])
 

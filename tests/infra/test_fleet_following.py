@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from aws_stand_in import CommandResult, Deployed, Refusal, StandIn
 from neuronbench_fleet import boxes, following, runs
 from neuronbench_fleet.aws import Aws
 from neuronbench_fleet.deployment import find_deployment
+from neuronbench_fleet.remote import bootstrap
 from neuronbench_fleet.remote.pieces import Pieces
 from neuronbench_fleet.runs import Asked
 
@@ -117,6 +119,20 @@ def test_a_sign_in_that_expires_ends_the_watching_and_says_that_the_run_goes_on(
     if call[0] == "s3":
         for command in (("logs", "r1"), ("pull", "r1"), ("logs", "r1", "-f")):
             assert fleet(*command).status == 5, command
+
+
+def test_a_run_that_a_box_refuses_does_not_leave_it_to_be_terminated(
+    aws: StandIn, lab: Deployed, box: str, fleet: Callable[..., Any]
+) -> None:
+    """Another user's run goes on there, with --after keep: when it idles later it is to be stopped, with its disk."""
+    store = runs.bucket_of(Aws(), find_deployment(Aws(), lab.name))
+    runs.write_asked(store, dataclasses.replace(ASKED, run="r2", after="terminate"))
+    said = "neuronbench: another run is on its way on this box: neuronbench-run-r1.service"
+    aws.on_command(lambda _: CommandResult(code=bootstrap.EXIT_BUSY, stdout="", stderr=said))
+    assert fleet("run", "night", "--run", "r2").status == 1
+    asked = [r.parameters for r in aws.requests if r.operation == "ModifyInstanceAttribute"]
+    assert [told["InstanceInitiatedShutdownBehavior.Value"] for told in asked] == ["terminate", "stop"]
+    assert {"Key": "neuronbench:run", "Value": "r1"} in aws.instances()[0]["Tags"]
 
 
 def test_a_box_that_goes_away_while_it_is_set_up_is_lost_at_once(
