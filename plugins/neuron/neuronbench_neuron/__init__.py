@@ -93,7 +93,7 @@ def finish_record(record: Record) -> None:
         return
     from neuronbench_neuron.marks import mark
 
-    mark(record)
+    mark(record, _sessions[0].plugins.backend(record.point.backend).found if _sessions else None)
 
 
 @hookimpl

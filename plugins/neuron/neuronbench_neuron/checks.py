@@ -11,6 +11,9 @@ from neuronbench.model import Json
 from neuronbench.protocols import Check
 from neuronbench_neuron import compat, cores, ids, stacks
 from neuronbench_neuron.hardware import Hardware
+from neuronbench_neuron.monitor.hooks import TOOL
+from neuronbench_neuron.profile import tools as profiler
+from neuronbench_neuron.tools import find_tool
 
 
 def of_host(backend: str, found: Hardware, facts: Mapping[str, Json], settings: Any) -> Iterator[Check]:
@@ -38,6 +41,7 @@ def of_host(backend: str, found: Hardware, facts: Mapping[str, Json], settings: 
             name=f"{backend} facts", status="warn", found=text,
             remedy="see which is right; the first is taken, and records carry the contradiction",
         )  # fmt: skip
+    yield from _tools(backend, found)
     for holder in (*cores.strangers(found), *cores.holders(found)):
         yield Check(
             name=f"{backend} cores in use", status="warn", found=str(holder),
@@ -58,6 +62,21 @@ def of_host(backend: str, found: Hardware, facts: Mapping[str, Json], settings: 
             found=f"{price['backend.price_usd_per_hour']} USD/h {price['backend.price_kind']}{of_block} in "
             f"{price['backend.price_region']}, {price['backend.price_date']}: {price['backend.price_source']}",
         )
+
+
+def _tools(backend: str, found: Hardware) -> Iterator[Check]:
+    """What the tools that are not installed would have told: points run without them, and say less."""
+    absent = [
+        ("neuron-ls", found.tool is None, "cores are counted by the driver; who is on the devices is not known"),
+        (TOOL, find_tool(TOOL, found.root) is None, "records have no utilisation, executions or memory errors"),
+        (" or ".join(profiler.NAMES), profiler.installed(found.root) is None, "--nb-profile is refused"),
+    ]
+    for name, missing, costs in absent:
+        if missing:
+            yield Check(
+                name=f"{backend} tools", status="info" if name not in ("neuron-ls", TOOL) else "warn",
+                found=f"no {name} on PATH or in /opt/aws/neuron/bin: {costs}", remedy="install aws-neuronx-tools",
+            )  # fmt: skip
 
 
 def of_stack(backend: str, found: Hardware, stack: Stack) -> Iterator[Check]:

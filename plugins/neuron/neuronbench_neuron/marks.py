@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from neuronbench import Gate, Record
+from neuronbench_neuron.hardware import Hardware
+from neuronbench_neuron.monitor.hooks import TOOL
 from neuronbench_neuron.profile.record import mark as profiled
+from neuronbench_neuron.tools import find_tool
 
 
-def mark(record: Record) -> None:
-    """Add to an open record of a point: a gate when others were on the devices, notes on what is not certain."""
+def mark(record: Record, host: Hardware | None = None) -> None:
+    """Add to an open record of a point: a gate when others were on the devices, notes on what is not certain.
+
+    `host`: where it was measured; None where nobody knows it, and nothing is said of its tools then.
+    """
     spec = record.resource.spec if record.resource is not None else {}
     asked = record.resource is not None and (spec.get("profile") or record.point.get("profile"))
     compiles = record.kind != "point" and record.resource is not None and record.resource.kind == "compiled_model"
@@ -31,6 +37,13 @@ def mark(record: Record) -> None:
                 else "others were on the devices when the session began: their memory, "
                 "links and power are not this run's; end them and measure again",
             )
+        )
+    measured = record.resource is not None and not record.resource.facts.get("external")
+    watched = measured and record.point.get("monitor") is not False
+    if watched and host is not None and host.nodes and find_tool(TOOL, host.root) is None:
+        record.notes.append(
+            f"{TOOL} is not on this host: nothing is known of the cores' utilisation, executions and memory errors; "
+            "install aws-neuronx-tools"
         )
     contradictions = facts.get("neuron.contradictions")
     if contradictions:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from neuronbench_neuron.tools import find_tool
 
 TIMEOUT_S = 20.0
 _PAIR = re.compile(r'\b(?:msg|error)=(?:"([^"]*)"|(\S+))')
@@ -52,15 +53,8 @@ class Device:
 
 
 def find(root: Path, search_path: str | None) -> Path | None:
-    """The tool: on the search path, or where its package puts it, which is on the path of login shells only.
-
-    Of a root that is not `/`, only a tool within it: another host's devices are not this one's.
-    """
-    found = shutil.which("neuron-ls", path=search_path)
-    if found and (root == Path("/") or Path(found).resolve().is_relative_to(root.resolve())):
-        return Path(found)
-    usual = root / "opt/aws/neuron/bin/neuron-ls"
-    return usual if usual.is_file() else None
+    """The tool: on the search path, or where its package puts it, which is on the path of login shells only."""
+    return find_tool("neuron-ls", root, search_path)
 
 
 def ask(tool: Path, *, timeout_s: float = TIMEOUT_S, environ: Mapping[str, str] | None = None) -> list[Device]:

@@ -383,5 +383,8 @@ def test_doctor_shows_the_host_and_never_a_token(tmp_path: Path) -> None:
     assert "made up: what is measured here is recorded as simulated" in done.stdout
     assert "pid 1 (python other.py" in done.stdout
     assert "0.7582 USD/h on_demand in us-west-2" in done.stdout
+    assert "no neuron-monitor on PATH or in /opt/aws/neuron/bin: records have no utilisation" in done.stdout
+    assert "no neuron-explorer or neuron-profile" in done.stdout
+    assert "no neuron-ls" not in done.stdout
     assert "set (HF_TOKEN)" in done.stdout
     assert token not in done.stdout + done.stderr

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from neuronbench.model import Environment, FrozenMap, Point, Record, ResourceRef, Validity
+from neuronbench.testing.neuron import FakeBox, neuron_monitor
 
-neuronbench_neuron = pytest.importorskip("neuronbench_neuron", reason="plugins/neuron is not installed: make harness")
+pytest.importorskip("neuronbench_neuron", reason="plugins/neuron is not installed: make harness")
+
+import neuronbench_neuron
+from neuronbench_neuron.hardware import look
+from neuronbench_neuron.marks import mark
 
 
 def finished(facts: dict[str, Any], resource: dict[str, Any] | None = None, **fields: Any) -> Record:
@@ -59,3 +65,32 @@ def test_what_is_not_certain_is_noted() -> None:
         "unlisted combination: x",
         "rules were set aside: rule-1 (VARIABLE)",
     ]
+
+
+def test_a_host_without_a_monitor_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else tells apart a device that did nothing wrong from one that nobody looked at."""
+    with FakeBox("inf2.xlarge", tmp_path / "box") as box:
+        monkeypatch.setenv("PATH", str(box.bin))
+        host = look(box.root, environ=box.environ())
+
+        def notes(**fields: Any) -> list[str]:
+            params = FrozenMap(fields.pop("params", {}))
+            record = Record(
+                session="s", environment=Environment(facts=FrozenMap()),
+                point=Point(benchmark="b", lane="l", backend="inf2", params=params, id="p"),
+                resource=ResourceRef(id="r", kind="endpoint", spec=FrozenMap(), facts=FrozenMap(fields)),
+            )  # fmt: skip
+            mark(record, host)
+            return list(record.notes)
+
+        (note,) = notes()
+        assert note.startswith("neuron-monitor is not on this host: nothing is known")
+        assert notes(external=True) == notes(params={"monitor": False}) == []
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (elsewhere / "neuron-monitor").write_text("#!/bin/sh\n", encoding="utf-8")
+        (elsewhere / "neuron-monitor").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{elsewhere}:{box.bin}")
+        assert notes() == [note]  # a tool of another host looks at other devices
+        neuron_monitor.install(box)
+        assert notes() == []
