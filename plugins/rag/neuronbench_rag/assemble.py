@@ -33,9 +33,9 @@ from neuronbench_rag.embedders import (
     EndpointEmbedder,
     HashingEmbedder,
 )
-from neuronbench_rag.pipeline import Pipeline
+from neuronbench_rag.pipeline import CONTEXTS, Pipeline
 from neuronbench_rag.rerankers import NAMES, MaxSim, Reranker, ServedReranker, Shuffle
-from neuronbench_rag.store import Collection, Index, Search, facts_of
+from neuronbench_rag.store import Collection, Index, Search, check_ef_search, facts_of
 
 if TYPE_CHECKING:
     from neuronbench_rag.corpus import Corpus
@@ -74,6 +74,8 @@ def assembled(measure: Any, point: Point, *, generates: bool = False) -> Iterato
     """
     corpus = checked(lambda: corpora.load(point.get("corpus"), questions=point.get("questions")))
     k = int(point.get("candidates", 10))
+    index, ef_search = checked(lambda: index_of(point))
+    checked(lambda: check_parts(point))
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(measure.lease("vector_store"))
         leased: dict[str, Any] = {}
@@ -86,12 +88,10 @@ def assembled(measure: Any, point: Point, *, generates: bool = False) -> Iterato
         measure.metric("embed_rate", count / seconds, n=count)
         measure.metric("store_rate", count / stored, n=count)
         measure.metric("ingest_rate", count / (seconds + stored), n=count)
-        index, ef_search = checked(lambda: index_of(point))
         if index is not None:
             measure.metric("index_build_time", collection.build(index), note=f"{count} vectors")
         measure.metric("index_size", collection.size_bytes() / (1 << 20), note="" if index else "the table: no index")
         reranker = checked(lambda: stack.enter_context(reranker_of(measure, point, corpus, embedded)))
-        checked(lambda: collection.search(k, ef_search=ef_search).close())
         pipeline = checked(
             lambda: Pipeline(
                 corpus=corpus, embedder=embedder, search=lambda: collection.search(k, ef_search=ef_search),
@@ -130,14 +130,41 @@ def checked(step: Any) -> Any:
 
 
 def index_of(point: Point) -> tuple[Index | None, int | None]:
-    """The index and its `ef_search`; None for exact search. Raises `ValueError`."""
-    how = point.get("search", "exact")
+    """The index and its `ef_search`; None for exact search. Raises `ValueError` for what no search takes."""
+    how, k = point.get("search", "exact"), int(point.get("candidates", 10))
+    if how not in ("exact", "hnsw"):
+        raise ValueError(f"search: expected 'exact' or 'hnsw', found {how!r}")
+    if k < 1:
+        raise ValueError(f"candidates: expected 1 or more, found {k}")
     if how == "exact":
         return None, None
-    if how != "hnsw":
-        raise ValueError(f"search: expected 'exact' or 'hnsw', found {how!r}")
     index = Index(m=int(point.get("m", 16)), ef_construction=int(point.get("ef_construction", 64)))
-    return index, int(point.get("ef_search", 40))
+    ef_search = int(point.get("ef_search", 40))
+    check_ef_search(ef_search, k)
+    return index, ef_search
+
+
+def check_parts(point: Point) -> None:
+    """Raise `ValueError` for an embedder, a reranker or a context that there is not: before anything is compiled."""
+    for name, known, default in (
+        ("embedder", EMBEDDERS, "compiled"), ("reranker", NAMES, "none"), ("context", CONTEXTS, "retrieved"),
+    ):  # fmt: skip
+        if str(point.get(name, default)) not in known:
+            _refuse(name, known, point.get(name))
+    if point.get("embedder", "compiled") != "hashing" and not point.get("embed_model"):
+        _refuse("embed_model", ("a model reference",), point.get("embed_model"))
+    if point.get("reranker") == "endpoint" and not point.get("rerank_model"):
+        _refuse("rerank_model", ("a model reference of a cross-encoder",), point.get("rerank_model"))
+
+
+def check_cut(point: Point, cut: int, least: float) -> None:
+    """Raise `ValueError` where recall@`cut` is to be `least` and fewer passages are searched for than that."""
+    k = int(point.get("candidates", 10))
+    if least > 0 and k < cut:
+        raise ValueError(
+            f"candidates: expected {cut} or more, for the benchmark asks for recall@{cut} of {least:g}, found {k}; "
+            f"recall_at{cut}=0 asks for none"
+        )
 
 
 def embed(embedder: Embedder, texts: list[str]) -> tuple[Embedded, float]:
@@ -152,17 +179,13 @@ def embed(embedder: Embedder, texts: list[str]) -> tuple[Embedded, float]:
 def embedder_of(measure: Any, point: Point, leased: dict[str, Any]) -> Iterator[Embedder]:
     """The embedder that the point names, with what it leases."""
     kind = str(point.get("embedder", "compiled"))
-    if kind not in EMBEDDERS:
-        checked(lambda: _refuse("embedder", EMBEDDERS, kind))
+    checked(lambda: check_parts(point))
     batch, beside = int(point.get("embed_batch", 1)), bool(point.get("embed_beside", False))
     if kind == "hashing":
         yield HashingEmbedder(ignores_mask=bool(point.get("hashing_ignores_mask", False)))
         return
-    model = point.get("embed_model")
-    if not model:
-        checked(lambda: _refuse("embed_model", ("a model reference",), model))
     if kind == "endpoint":
-        served = {"model": model, "served_model": None, "dtype": point.get("embed_dtype", "float32"),
+        served = {"model": point.get("embed_model"), "served_model": None, "dtype": point.get("embed_dtype", "float32"),
                   "max_model_len": None, "engine_args": {"runner": "pooling"}}  # fmt: skip
         with measure.lease("endpoint", beside=beside, **served) as endpoint:
             leased["embed_endpoint"] = endpoint
@@ -215,13 +238,9 @@ def embedder_accuracy(measure: Any, point: Point) -> None:
 
 @contextlib.contextmanager
 def reranker_of(measure: Any, point: Point, corpus: Corpus, embedded: Embedded) -> Iterator[Reranker | None]:
-    """The reranker that the point names; None for none. Raises `ValueError`."""
+    """The reranker that the point names; None for none. Raises `ValueError` for one that the embedder cannot feed."""
     kind = str(point.get("reranker", "none"))
-    if kind not in NAMES:
-        _refuse("reranker", NAMES, kind)
     if kind == "endpoint":
-        if not point.get("rerank_model"):
-            _refuse("rerank_model", ("a model reference of a cross-encoder",), point.get("rerank_model"))
         served = {"model": point["rerank_model"], "served_model": None, "dtype": point.get("embed_dtype", "float32"),
                   "max_model_len": None, "engine_args": {"runner": "pooling"}}  # fmt: skip
         with measure.lease("endpoint", beside=bool(point.get("embed_beside", False)), **served) as endpoint:

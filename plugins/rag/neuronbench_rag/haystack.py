@@ -19,14 +19,12 @@ from neuronbench import Point
 from neuronbench_rag import corpus as corpora
 from neuronbench_rag.assemble import checked, embed, embedder_of, index_gate, index_of, models_gate, padding_gate
 from neuronbench_rag.embedders import unit
-from neuronbench_rag.metrics import mean
+from neuronbench_rag.metrics import mean, share_found
 from neuronbench_rag.results import percentiles
 from neuronbench_rag.store import Collection, facts_of
 
 NOISE: Final = 0.5
 """Length of the noise beside mixtures of length 1: neighbours are then about as far as passages on one subject."""
-SAME: Final = 1e-6
-"""Distances this close are the same one: float32 in the server."""
 
 
 @dataclass(kw_only=True)
@@ -81,7 +79,6 @@ def built(measure: Any, point: Point) -> Iterator[Haystack]:
             **facts_of(index, ef_search),
         }  # fmt: skip
         measure.note(f"{len(more)} of the {count} vectors are seeded mixtures of passages' vectors, without a text")
-        checked(lambda: collection.search(k, ef_search=ef_search).close())
         index_gate(measure, collection, queries.vectors[0], k, ef_search)
         yield Haystack(collection=collection, queries=queries.vectors, k=k, ef_search=ef_search)
 
@@ -111,14 +108,6 @@ def record(measure: Any, stack: Haystack, *, passes: int) -> None:
     measure.metric("index_recall", min(shares), stat=f"worst_at{stack.k}", n=len(shares), note="the worst query")
     percentiles(measure, "search_time", times)
     measure.metric("exact_search_time", float(np.median(exact_times)), stat="p50", n=len(exact_times))
-
-
-def share_found(near: list[float], true: list[float], k: int) -> float:
-    """Of the `k` nearest, those that the index gave: what is no farther than the k-th is one of them."""
-    if not true:
-        raise ValueError("exact search found nothing: the collection is empty")
-    limit = true[min(k, len(true)) - 1] + SAME
-    return sum(distance <= limit for distance in near[:k]) / min(k, len(true))
 
 
 def _refuse(text: str) -> None:

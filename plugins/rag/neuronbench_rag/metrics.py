@@ -6,10 +6,14 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 _WORD = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+")
 _THOUSANDS = re.compile(r"(?<=\d)[,\u202f\u00a0 '](?=\d{3}\b)")
 _ARTICLES = frozenset({"a", "an", "the"})
+
+SAME: Final = 1e-6
+"""Distances this close are the same one: float32 in the server."""
 
 
 def recall(ranked: Sequence[str], grades: Mapping[str, int], k: int) -> float:
@@ -89,3 +93,11 @@ def _number(word: str) -> bool:
 def mean(values: Sequence[float]) -> float | None:
     """None of nothing."""
     return sum(values) / len(values) if values else None
+
+
+def share_found(near: Sequence[float], true: Sequence[float], k: int) -> float:
+    """Of the `k` nearest, those that the index gave: what is no farther than the k-th is one of them."""
+    if not true:
+        raise ValueError("exact search found nothing: the collection is empty")
+    limit = true[min(k, len(true)) - 1] + SAME
+    return sum(distance <= limit for distance in near[:k]) / min(k, len(true))

@@ -51,6 +51,8 @@ class Query:
     stages: list[Stage] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
     """Ids as the search ranked them."""
+    nearest: tuple[Any, list[float]] | None = None
+    """The question's vector, and the distances of what was found with it; of an agent: in the first round."""
     ranked: list[str] = field(default_factory=list)
     """And after reranking; the same without."""
     said: Said | None = None
@@ -111,6 +113,7 @@ class Pipeline:
         clock.end("embed", device_ms=None if embedded.device_ns is None else embedded.device_ns / 1e6)
         hits = search(embedded.vectors[0])
         query.found = query.ranked = [hit.id for hit in hits]
+        query.nearest = query.nearest or (embedded.vectors[0], [hit.distance for hit in hits])
         clock.end("search", nearest=hits[0].distance if hits else None, passages=len(hits))
         return embedded
 

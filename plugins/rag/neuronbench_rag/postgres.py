@@ -97,6 +97,12 @@ def _open(
 def _failure(text: str, error: Exception, *, own: bool) -> Failure:
     import psycopg
 
+    if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:  # no server has said it
+        return Failure(
+            kind="bad_dsn", phase="boot", message=text, causal_line=text,
+            cause="the address cannot be read",
+            remedy="expected postgresql://USER@HOST:PORT/DATABASE, or 'host=HOST dbname=DATABASE user=USER'",
+        )  # fmt: skip
     if isinstance(error, psycopg.OperationalError):
         remedy = "" if own else "is the server up, and does it let this user in? try it with psql and the same address"
         return Failure(kind="store_unreachable", phase="boot", message=text, causal_line=text, remedy=remedy)

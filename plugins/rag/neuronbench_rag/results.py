@@ -12,7 +12,7 @@ from neuronbench import Failure, Gate, PointFailure, stats
 from neuronbench.spans import Span
 from neuronbench_rag import LANE
 from neuronbench_rag.assemble import Assembled
-from neuronbench_rag.metrics import is_exact, is_match, mean, ndcg, recall, reciprocal_rank
+from neuronbench_rag.metrics import is_exact, is_match, mean, ndcg, recall, reciprocal_rank, share_found
 from neuronbench_rag.pipeline import Query, Run
 from neuronbench_rag.rerankers import bootstrap
 
@@ -61,8 +61,10 @@ def first_pass(queries: Sequence[Query]) -> list[Query]:
 
 def retrieval(measure: Any, setup: Assembled, queries: Sequence[Query]) -> None:
     """Recall, nDCG and MRR of what was found, after reranking where there is one; and whether that was worth it."""
-    searched = [query for query in queries if query.found]
+    searched = [query for query in queries if query.nearest is not None]  # one that found nothing has a recall of 0
     k = setup.pipeline_k
+    if setup.ef_search is not None:
+        index_recall(measure, setup, searched)
     for cut in (cut for cut in CUTS if cut <= k):
         values = [recall(query.ranked, query.question.grades, cut) for query in searched]
         measure.metric("recall", mean(values), stat=f"at{cut}", n=len(values))
@@ -74,6 +76,19 @@ def retrieval(measure: Any, setup: Assembled, queries: Sequence[Query]) -> None:
     if setup.pipeline.reranker is not None and searched:
         before = [ndcg(query.found, query.question.grades, cut) for query in searched]
         rerank_gate(measure, before, after, cut)
+
+
+def index_recall(measure: Any, setup: Assembled, queries: Sequence[Query]) -> None:
+    """What the index found of what exact search finds of the same vectors, asked afterwards."""
+    exact, shares = setup.exact(), []
+    try:
+        for vector, near in (query.nearest for query in queries if query.nearest is not None):
+            shares.append(share_found(near, [hit.distance for hit in exact(vector)], setup.pipeline_k))
+    finally:
+        exact.close()
+    measure.metric(
+        "index_recall", mean(shares), stat=f"at{setup.pipeline_k}", n=len(shares), note="against exact search"
+    )
 
 
 def rerank_gate(measure: Any, before: Sequence[float], after: Sequence[float], cut: int) -> None:

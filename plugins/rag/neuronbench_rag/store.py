@@ -50,6 +50,14 @@ class Index:
             )
 
 
+def check_ef_search(ef_search: int, k: int) -> None:
+    """Raise `ValueError` for an `ef_search` that pgvector does not take, or that finds fewer than `k`."""
+    if not 1 <= ef_search <= 1000:
+        raise ValueError(f"ef_search: pgvector takes 1 to 1000, found {ef_search}")
+    if ef_search < k:
+        raise ValueError(f"ef_search {ef_search} is below k {k}: the index would find fewer than are asked for")
+
+
 class VectorStore:
     """`neuronbench.protocols.Resource`. Made by `open`."""
 
@@ -217,10 +225,7 @@ class Collection:
         if ef_search is not None:
             if self.index is None:
                 raise ValueError("ef_search: the collection has no index; build one, or search exactly")
-            if not 1 <= ef_search <= 1000:
-                raise ValueError(f"ef_search: pgvector takes 1 to 1000, found {ef_search}")
-            if ef_search < k:
-                raise ValueError(f"ef_search {ef_search} is below k {k}: the index would find fewer than are asked for")
+            check_ef_search(ef_search, k)
         return Search(self, self._store, k, ef_search)
 
     def _check(self, vectors: Any, rows: int | None = None) -> None:

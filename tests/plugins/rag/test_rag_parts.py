@@ -11,14 +11,15 @@ import pytest
 pytest.importorskip("neuronbench_rag", reason="plugins/rag is not installed: make harness")
 
 import numpy as np
-from neuronbench_rag import agent, corpus, generate, together
+from neuronbench_rag import agent, assemble, corpus, generate, results, together
 from neuronbench_rag.embedders import PADDING_LIMIT, CompiledEmbedder, EndpointEmbedder, HashingEmbedder, apart, unit
 from neuronbench_rag.generate import AskFailed
 from neuronbench_rag.pipeline import Query, Run, Stage
 from neuronbench_rag.rerankers import MaxSim, ServedReranker, Shuffle, bootstrap
 from neuronbench_rag.results import sum_gate
 
-from neuronbench import PointFailure
+from neuronbench import Point, PointFailure
+from neuronbench.model import FrozenMap
 from neuronbench.protocols import InputSpec
 from neuronbench.testing.truth_server import TruthServer
 
@@ -36,6 +37,43 @@ class Measured:
 
     def metric(self, id: str, value: Any, *, stat: str = "", n: int = 1, note: str = "") -> None:
         self.metrics[id, stat] = value
+
+
+# -- what a point may ask for
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"search": "hsnw"}, "search: expected 'exact' or 'hnsw', found 'hsnw'"),
+        ({"candidates": 0}, "candidates: expected 1 or more, found 0"),
+        ({"search": "hnsw", "ef_search": 5}, "ef_search 5 is below k 10"),
+        ({"search": "hnsw", "ef_search": 5000}, "pgvector takes 1 to 1000"),
+        ({"search": "hnsw", "m": 32, "ef_construction": 40}, "expected 64"),
+        ({"embedder": "word2vec"}, "embedder: expected compiled or endpoint or hashing, found 'word2vec'"),
+        ({"embed_model": ""}, "embed_model: expected a model reference, found ''"),
+        ({"reranker": "bm25"}, "reranker: expected none or maxsim or endpoint or seeded, found 'bm25'"),
+        ({"reranker": "endpoint"}, "rerank_model: expected a model reference of a cross-encoder, found None"),
+        ({"context": "all"}, "context: expected retrieved or graded or none, found 'all'"),
+    ],
+)
+def test_parameters_that_cannot_be_are_known_before_anything_is_leased(params: dict[str, Any], said: str) -> None:
+    class Never:
+        def lease(self, kind: str, **changes: Any) -> Any:
+            raise AssertionError(f"{kind} was leased")
+
+    given = Point(benchmark="b", lane="rag", backend="fake", params=FrozenMap({"embed_model": "m", **params}))
+    with pytest.raises(PointFailure, match=said) as caught, assemble.assembled(Never(), given):
+        pass
+    assert caught.value.failure.kind == "bad_parameters"
+
+
+def test_fewer_candidates_than_the_recall_that_is_asked_for_are_refused() -> None:
+    few = Point(benchmark="b", lane="rag", backend="fake", params=FrozenMap(candidates=3))
+    with pytest.raises(ValueError, match=r"expected 5 or more.*recall@5 of 0\.9, found 3; recall_at5=0 asks for none"):
+        assemble.check_cut(few, 5, 0.9)
+    assemble.check_cut(few, 5, 0)
+    assemble.check_cut(few, 3, 0.9)
 
 
 # -- embedders
@@ -211,6 +249,29 @@ def query(total: float, *stages: float) -> Query:
         made.stages.append(Stage(name="embed", start_ns=round(at * 1e6), end_ns=round((at + took) * 1e6)))
         at += took
     return made
+
+
+def test_a_question_for_which_the_index_found_nothing_counts_as_not_found() -> None:
+    """It was left out of recall, nDCG and MRR: an index that loses questions looked better than one that errs."""
+    asked = [Query(question=question, start_ns=0) for question in corpus.load().questions[:2]]
+    best = max(asked[0].question.grades, key=lambda id: asked[0].question.grades[id])
+    asked[0].found = asked[0].ranked = [best]
+    asked[0].nearest, asked[1].nearest = (np.zeros(1), [0.1]), (np.zeros(1), [])
+    there = [SimpleNamespace(distance=0.1)]
+
+    class Exact:
+        def __call__(self, vector: Any) -> Any:
+            return there
+
+        def close(self) -> None:
+            pass
+
+    setup: Any = SimpleNamespace(pipeline_k=1, ef_search=40, exact=Exact, pipeline=SimpleNamespace(reranker=None))
+    measured = Measured()
+    results.retrieval(measured, setup, asked)
+    assert measured.metrics["index_recall", "at1"] == 0.5
+    assert measured.metrics["recall", "at1"] == 0.5
+    assert measured.metrics["mrr", ""] == 0.5
 
 
 @pytest.mark.parametrize(

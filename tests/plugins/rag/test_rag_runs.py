@@ -85,6 +85,8 @@ def test_the_index_was_used_and_the_stages_are_the_query(spoiled: dict[str, Any]
         assert gates(record)["searched_as_asked"]["observed"] == "hnsw"
         assert gates(record)["stages_sum_to_query"]["passed"] is True
         assert record["workload"]["rag"]["ef_search"] == 40
+        assert record["metrics"]["index_recall_at10_share"]["value"] == 1.0  # of so few vectors it misses none
+        assert record["metrics"]["index_recall_at10_share"]["n"] == record["metrics"]["ndcg_at10_share"]["n"]
         assert "spans" in record["tables"]
 
 
@@ -116,12 +118,15 @@ def test_agent_judge_and_answers_leave_their_counts(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_refused_with_what_to_do(tmp_path: Path) -> None:
     out, points = run(
-        tmp_path / "p", "corpus=/nowhere,builtin:harbour", "search=exact", "reranker=none", only="bench_retrieval",
+        tmp_path / "p", "corpus=/nowhere,builtin:harbour", "search=exact,hsnw", "reranker=none", only="bench_retrieval",
         env={"NEURONBENCH_RAG_DSN": f"postgresql://bench:hunter2@/bench?host={tmp_path}"},
     )  # fmt: skip
-    errors = {record["error"]["kind"]: record["error"] for record in points.values()}
-    assert set(errors) == {"bad_parameters", "store_unreachable"}
-    assert "/nowhere" in errors["bad_parameters"]["message"]
-    assert "psql" in errors["store_unreachable"]["remedy"]
+    errors = {record["error"]["message"]: record["error"] for record in points.values()}
+    kinds = sorted(error["kind"] for error in errors.values())
+    assert kinds == ["bad_parameters", "bad_parameters", "store_unreachable"]
+    assert any("/nowhere" in message for message in errors)
+    (misspelt,) = (message for message in errors if "hsnw" in message)  # before the server was asked for
+    assert misspelt == "search: expected 'exact' or 'hnsw', found 'hsnw'"
+    assert any("psql" in error["remedy"] for error in errors.values())
     everything = out + "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*.json"))
     assert "hunter2" not in everything

@@ -189,6 +189,13 @@ def test_a_server_that_is_not_there_is_said_to_be_unreachable(tmp_path: Path) ->
     assert "psql" in caught.value.failure.remedy
 
 
+@pytest.mark.parametrize("dsn", ["garbage", "mysql://bench@db.example/bench"])
+def test_an_address_that_is_none_is_not_blamed_on_the_server(tmp_path: Path, dsn: str) -> None:
+    with pytest.raises(BootError, match="bad_dsn") as caught:
+        PROVIDER.boot(spec(dsn=dsn), context(tmp_path))
+    assert "postgresql://USER@HOST" in caught.value.failure.remedy
+
+
 def test_a_password_in_a_parameter_is_refused_for_it_would_be_written_down() -> None:
     found = PROVIDER.check(spec(dsn="postgresql://bench:hunter2@db.example/bench"), _backend(), None)
     assert found is not None
