@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,8 @@ import typer
 from neuronbench.commands import host
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from neuronbench import importers
     from neuronbench.model import Json, Record
 
@@ -30,7 +33,8 @@ def import_results(
         Path | None, typer.Option("--out", metavar="DIR", help="Folder for the receipts (default: mlruns/receipts).")
     ] = None,
     backend: Annotated[
-        str, typer.Option(metavar="NAME", help="What it was measured on (inf2, trn2, gpu, ...), if the file is silent.")
+        str,
+        typer.Option(metavar="NAME", help="What it was measured on (inf2, trn2, gpu, ...), where the file is silent."),
     ] = "",
     parameters: Annotated[
         list[str] | None,
@@ -56,7 +60,7 @@ def import_results(
     chosen = importers.KINDS.get(kind)
     if chosen is None:
         raise host.CommandError(f"no source {kind!r}; known: {', '.join(importers.KINDS)}", status=host.USAGE)
-    told = dict(_pair(text) for text in parameters or ())
+    told = _told(parameters or ())
     if check and chosen.check is None:
         able = ", ".join(name for name, one in importers.KINDS.items() if one.check is not None)
         raise host.CommandError(f"--check: nothing published is known of {kind}; of {able} there is", status=host.USAGE)
@@ -114,13 +118,21 @@ def _show(checked: importers.Checked, as_json: bool) -> None:
         host.say(line)
 
 
-def _pair(text: str) -> tuple[str, Json]:
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise host.CommandError(f"--set: expected KEY=VALUE, found {text!r}", status=host.USAGE)
-    for convert in (int, float):
-        try:
-            return key, convert(value)
-        except ValueError:
-            continue
-    return key, value
+def _told(given: Sequence[str]) -> dict[str, Json]:
+    """Parameters from `KEY=VALUE`, values read as `--nb-set` reads them, so that both mean the same point."""
+    from neuronbench.grid import parse_value
+
+    found: dict[str, Json] = {}
+    for text in given:
+        key, equals, raw = text.partition("=")
+        if not (key and equals):
+            raise host.CommandError(f"--set: expected KEY=VALUE, found {text!r}", status=host.USAGE)
+        value = parse_value(raw)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise host.CommandError(f"--set {text}: expected a finite number or a word", status=host.USAGE)
+        if not isinstance(value, (bool, int, float, str)):
+            value = raw  # a date or a list of TOML is no value of a parameter
+        if key in found and found[key] != value:
+            raise host.CommandError(f"--set {key} is given twice, as {found[key]} and {value}", status=host.USAGE)
+        found[key] = value
+    return found

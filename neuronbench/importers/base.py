@@ -131,9 +131,10 @@ def instant(value: Any) -> str:
         return ""
     try:
         found = datetime.fromisoformat(value.replace("-", "T", 1) if _COMPACT.fullmatch(value) else value)
-    except ValueError:
+        found = (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):  # 9999-12-31T23:59-14:00 is in no year of UTC
         return ""
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="microseconds")
+    return found.isoformat(timespec="microseconds")
 
 
 _COMPACT: Final = re.compile(r"\d{8}-\d{6}")

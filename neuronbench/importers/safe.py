@@ -68,7 +68,7 @@ def read_json(path: Path) -> Any:
 def read_json_lines(path: Path) -> list[Any]:
     """The file's JSON, or that of each of its lines where each is an object of its own. Raises `ImportFailure`."""
     text = read_text(path)
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.split("\n") if line.strip()]  # U+2028 and its like end no line of JSON
     if len(lines) > 1 and all(line.startswith("{") and line.rstrip().endswith("}") for line in lines):
         return [_parsed(path, line) for line in lines]
     return [_parsed(path, text)]

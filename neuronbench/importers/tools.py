@@ -213,6 +213,8 @@ def inference_perf(path: Path) -> Sequence[Imported]:
 
 
 def _served(path: Path, name: str, params: Mapping[str, Json], reading: Reading, *, measured_at: str = "") -> Imported:
+    if reading.succeeded < 0 or reading.failed < 0:
+        raise ValueError(f"{reading.succeeded} requests succeeded, {reading.failed} failed")
     error = None
     if not reading.succeeded:
         said = "; ".join(text(one) for one in reading.errors) or "no request succeeded"

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from neuronbench.importers.base import Imported, Kind, read, text
+from neuronbench.importers.base import UNKNOWN, Imported, Kind, read, text
+from neuronbench.importers.plausible import checked
 from neuronbench.importers.safe import ImportFailure, files, read_bytes
 from neuronbench.model import (
     Environment,
@@ -56,7 +57,7 @@ def gather(kind: Kind, path: Path, *, progress: Callable[[str], None] = lambda t
     found: list[Imported] = []
     for index, one in enumerate((kind.files or files)(path, kind.suffixes), start=1):
         progress(f"{index} files, {len(found)} results: {_printable(one.name)}")
-        found += read(kind, one)
+        found += map(checked, read(kind, one))
         if len(found) > LIMIT_RESULTS:
             raise ImportFailure(f"{path}: more than {LIMIT_RESULTS:,} results; import a part of it")
     if not found:
@@ -76,8 +77,10 @@ def store(
     """Write the receipts of `found` into a session of their own below `root`, by one rename.
 
     The session's name comes from the content of the sources: importing them again gives the same one and writes
-    nothing. `backend` and `params` say what the sources do not. Raises `ImportFailure`.
+    nothing. `backend` and `params` say what the sources do not, and may not contradict them. Raises `ImportFailure`.
     """
+    for item in found:
+        _no_contradiction(item, backend, params or {})
     digests = {
         one: _digest(one) for one in dict.fromkeys(path for item in found for path in (item.source, *item.beside))
     }
@@ -115,6 +118,18 @@ def store(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Import(session=session, folder=target, records=records, existed=False)
+
+
+def _no_contradiction(item: Imported, backend: str | None, params: Mapping[str, Json]) -> None:
+    """What the source says stands: a number under another name than its own would be nobody's."""
+    if backend and item.backend not in (UNKNOWN, backend):
+        raise ImportFailure(f"{item.source}: {item.name} is of {item.backend}, not of {backend}: leave --backend out")
+    for name, value in params.items():
+        if name in item.params and item.params[name] != value:
+            raise ImportFailure(
+                f"{item.source}: {item.name} says {name}={item.params[name]}, not {value}: leave --set {name} out "
+                f"(neuronbench compare --allow params.{name} compares in spite of it)"
+            )
 
 
 def _copies(item: Imported, uses: Mapping[Path, int], kept: set[Path]) -> list[tuple[str, Path]]:

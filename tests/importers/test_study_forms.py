@@ -293,7 +293,8 @@ def test_two_imports_compare(tmp_path: Path) -> None:
     """By model and load, whatever their folders are called, and marked as imported."""
     for name, p50 in (("a", 100.0), ("b", 150.0)):
         where = f"inf2/results/serve/{name}_short/isl64_osl10_c8.json"
-        write(tmp_path / name, where, point(p50_ttft_ms=p50, median_ttft_ms=p50))
+        slower = {f"{stat}_ttft_ms": 2 * p50 for stat in ("p90", "p95", "p99", "max")}
+        write(tmp_path / name, where, point(p50_ttft_ms=p50, median_ttft_ms=p50, **slower))
         store(STUDY, tmp_path / name, gather(STUDY, tmp_path / name), tmp_path / "receipts" / name)
     sides = [str(tmp_path / "receipts" / name) for name in ("a", "b")]
     done = subprocess.run(

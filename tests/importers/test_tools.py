@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from neuronbench.commands.host import CommandError
+from neuronbench.commands.import_ import _told
 from neuronbench.importers import KINDS, Imported, ImportFailure, gather, store
 from neuronbench.model import Provenance
 from neuronbench.receipts import ReceiptStore
@@ -292,6 +296,39 @@ def test_the_command(tmp_path: Path) -> None:
     assert bad.returncode == 1
     assert "result.json" in bad.stderr
     assert "Traceback" not in bad.stderr
+
+
+def test_what_is_told_of_a_source_is_read_as_a_point_s_parameters_are() -> None:
+    assert _told(["a=true", "b=8", "c=0.5", "d=bfloat16", "e=2026-01-01", "f=[1]", "b=8"]) == {
+        "a": True, "b": 8, "c": 0.5, "d": "bfloat16", "e": "2026-01-01", "f": "[1]",
+    }  # fmt: skip
+    for wrong, said in (
+        (["x=nan"], "--set x=nan: expected a finite number or a word"),
+        (["x=-inf"], "finite"),
+        (["x=1e999"], "finite"),
+        (["x=1", "x=2"], "--set x is given twice, as 1 and 2"),
+        (["x"], "expected KEY=VALUE, found 'x'"),
+        (["=1"], "expected KEY=VALUE"),
+    ):
+        with pytest.raises(CommandError, match=re.escape(said)):
+            _told(wrong)
+
+
+def test_what_is_told_of_a_source_does_not_contradict_it(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(VLLM))
+    found = gather(KINDS["vllm"], path)
+    assert found[0].params["concurrency"] == 4
+    done = store(KINDS["vllm"], path, found, tmp_path / "r", backend="inf2", params={"concurrency": 4, "dtype": "bf16"})
+    assert done.records[0].point.params["dtype"] == "bf16"
+    with pytest.raises(
+        ImportFailure, match=r"result\.json: result says concurrency=4, not 16: leave --set concurrency"
+    ):
+        store(KINDS["vllm"], path, found, tmp_path / "other", params={"concurrency": 16})
+    known = [replace(found[0], backend="inf2")]
+    with pytest.raises(ImportFailure, match="result is of inf2, not of gpu: leave --backend out"):
+        store(KINDS["vllm"], path, known, tmp_path / "other", backend="gpu")
+    assert not (tmp_path / "other").exists(), "nothing was written"
 
 
 @pytest.mark.parametrize("name", ["vllm_bench_serve_result.json", "llmperf_summary.json", "nxdi_benchmark_report.json",
