@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from neuronbench import config as configuration
+from neuronbench.redaction import redact
 from neuronbench.session import PROFILE
 
 
@@ -64,7 +65,7 @@ def settings_of(config: pytest.Config) -> configuration.Settings:
                 "port": option.nb_port,
                 "data_root": os.path.abspath(option.nb_data_root) if option.nb_data_root else None,
                 "overrides": {
-                    **{key: tuple(value.split(",")) for key, value in pairs("--nb-set", option.nb_set)},
+                    **{key: tuple(value.split(",")) for key, value in without_secrets("--nb-set", option.nb_set)},
                     **({PROFILE: ("true",)} if option.nb_profile else {}),
                 },
                 "stacks": dict(pairs("--nb-stack", option.nb_stack)),
@@ -90,3 +91,14 @@ def pairs(option: str, given: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not (key and equals and value):
             raise pytest.UsageError(f"{option}: expected KEY=VALUE, found {text!r}")
         yield key.strip(), value.strip()
+
+
+def without_secrets(option: str, given: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """As `pairs`; a value that looks like a secret is refused without being shown: parameters are in every receipt."""
+    for key, value in pairs(option, given):
+        if redact(f"{key}={value}") != f"{key}={value}":
+            raise pytest.UsageError(
+                f"{option} {key}: its value looks as if it had a password or a key in it, and parameters are written "
+                "into every receipt; leave it out here, and put it into the environment variable that is read for it"
+            )
+        yield key, value

