@@ -223,6 +223,13 @@ def test_a_table_that_is_not_right(change: tuple[str, str], message: str, tmp_pa
         read(tmp_path, "a.csv", changed)
 
 
+def test_three_columns_are_no_table_of_results_and_what_lacks_is_said(tmp_path: Path) -> None:
+    with pytest.raises(
+        ImportFailure, match="a fourth column that is known, such as Batch Size, found Model, Inst. Type"
+    ):
+        read(tmp_path, "a.csv", "Model,Inst. Type,Throughput (inference/sec)\nm,trn1.2xlarge,12\n")
+
+
 def test_the_handed_tables(tmp_path: Path) -> None:
     handed = os.environ.get("NEURONBENCH_SHARED")
     if not handed:
