@@ -34,6 +34,21 @@ POLL_S: Final = 0.25
 VISIBLE_DEVICES_SINCE: Final = Version("0.21.dev0")
 """The vLLM from which on Neuron's plugin takes NEURON_VISIBLE_DEVICES and refuses NEURON_RT_VISIBLE_CORES."""
 
+NAMED: Final = (*VISIBLE_VARIABLES, "NEURON_RT_NUM_CORES", *GROUP_VARIABLES)
+"""Variables that tell a program its cores, or how they are grouped."""
+
+
+def named_by(table: str, environ: Mapping[str, object], whose: str, ask: str) -> str:
+    """Why variables that a point gives to its processes cannot be, in one line; empty when they can: cores that are
+    named there are not those that were leased. `table`: the point's parameter that has them, `ask`: the one to use."""
+    taken = sorted(name for name in environ if name in NAMED)
+    if not taken:
+        return ""
+    return (
+        f"{table} may not set {', '.join(taken)}: the cores of {whose} are leased, grouped as this host's are; ask for "
+        f"{ask}, or set the grouping for neuronbench itself"
+    )
+
 
 class CoresBusy(RuntimeError):
     """The cores asked for are taken; the text says by whom. `holders`: what is known of each."""

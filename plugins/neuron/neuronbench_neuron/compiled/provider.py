@@ -31,7 +31,7 @@ from neuronbench.model import FrozenMap, Json, Point, ResourceSpec
 from neuronbench.protocols import BootContext, Unsupported
 from neuronbench.worker.boot import without_stack
 from neuronbench.worker.compiled import WorkerModel
-from neuronbench_neuron import compat
+from neuronbench_neuron import compat, cores
 from neuronbench_neuron.compiled import flags, kernels
 from neuronbench_neuron.compiled.boot import NeuronCompiledBoot, host_of, split_of, use_of
 from neuronbench_neuron.profile import tools as profiler
@@ -58,7 +58,9 @@ class NeuronCompiledProvider(CompiledProvider):
 
     def check(self, spec: ResourceSpec, backend: Backend, settings: Settings) -> Unsupported | None:
         given = spec.settings
-        unseen = profiler.refused(given.get("profile"), given["worker_env"], host_of(backend).root)
+        variables = given["worker_env"] if isinstance(given["worker_env"], Mapping) else {}  # else said below
+        unseen = profiler.refused(given.get("profile"), variables, host_of(backend).root)
+        unseen = unseen or cores.named_by("worker_env", variables, "a model", "cores")
         if unseen:
             return Unsupported(reason=unseen)
         if given["family"] != kernels.FAMILY:
@@ -94,7 +96,7 @@ class NeuronCompiledProvider(CompiledProvider):
                 "`placement` = data_parallel splits its batch"
             )
         host = host_of(backend)
-        if host.cores and (not isinstance(given["cores"], int) or not 1 <= given["cores"] <= len(host.visible)):
+        if host.cores and (type(given["cores"]) is not int or not 1 <= given["cores"] <= len(host.visible)):
             return f"cores: expected 1 to {len(host.visible)} of this host, found {given['cores']!r}"
         for name, known in (("placement", PLACEMENTS), ("loading", LOADINGS)):
             if given[name] not in known:
@@ -104,6 +106,9 @@ class NeuronCompiledProvider(CompiledProvider):
         if split_of(given) > 1 and given["family"] in ("asr", "seq2seq"):
             return f"data_parallel: a {given['family']} model is a loop of graphs, which is not split"
         workers = given["num_workers"]
-        if workers is not None and (not isinstance(workers, int) or workers < 1):
+        if workers is not None and (type(workers) is not int or workers < 1):
             return f"num_workers: expected a whole number from 1, found {workers!r}"
+        for name in ("inline_weights", "analyze"):
+            if not isinstance(given[name], bool):
+                return f"{name}: expected true or false, found {given[name]!r}"
         return flags.wrong(given)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from neuronbench.model import FrozenMap, Json, closest
 from neuronbench.serving import vllm
+from neuronbench_neuron import cores
 from neuronbench_neuron.caches.places import MISSPELT, XLA_VARIABLE, cache_dir_of
 from neuronbench_neuron.hardware import GROUP_VARIABLES, Hardware
 from neuronbench_neuron.serving.generations import Generation
@@ -84,14 +85,13 @@ def wrong(settings: FrozenMap) -> str:
         found = check(settings)
         if found:
             return found
-    cores, copies = settings["cores"], settings["tensor_parallel"]
-    if cores is not None and copies is not None and cores < copies:
-        return f"cores: {cores} cannot hold a model spread over {copies} (tensor_parallel)"
+    asked, copies = settings["cores"], settings["tensor_parallel"]
+    if asked is not None and copies is not None and asked < copies:
+        return f"cores: {asked} cannot hold a model spread over {copies} (tensor_parallel)"
     return ""
 
 
 _WHOLE: Final = ("tensor_parallel", "cores", "max_num_batched_tokens", "block_size")
-_CORES: Final = ("NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "NEURON_VISIBLE_DEVICES", *GROUP_VARIABLES)
 _PLACED: Final[Mapping[str, str]] = {
     XLA_VARIABLE: "compile_cache", "VLLM_CACHE_ROOT": "compile_cache", "NEURON_COMPILED_ARTIFACTS": "artifacts",
     "VLLM_NEURON_ASSERT_CACHE_HIT": "require_cached", "VLLM_NEURON_COMPILATION_TIMEOUT": "compile_timeout_s",
@@ -129,12 +129,9 @@ def _arguments(settings: FrozenMap) -> str:
 
 def _variables(settings: FrozenMap) -> str:
     given = settings["server_env"]
-    taken = sorted(name for name in given if name in _CORES)
-    if taken:
-        return (
-            f"server_env may not set {', '.join(taken)}: the cores of a server are leased, grouped as this host's are; "
-            "ask for tensor_parallel, or set the grouping for neuronbench itself"
-        )
+    named = cores.named_by("server_env", given, "a server", "tensor_parallel")
+    if named:
+        return named
     for name in given:
         if name in _PLACED:
             return f"server_env may not set {name}: give the parameter {_PLACED[name]} of the point, which is watched"
@@ -148,15 +145,15 @@ def _variables(settings: FrozenMap) -> str:
     return ""
 
 
-def of_host(settings: FrozenMap, cores: int, host: Hardware) -> str:
-    """What of these settings this host does not have, in one line; empty when it has all. `cores`: to be leased."""
+def of_host(settings: FrozenMap, leased: int, host: Hardware) -> str:
+    """What of these settings this host does not have, in one line; empty when it has all. `leased`: how many cores."""
     told = settings["artifacts"]
     if told and not (Path(told).expanduser().is_dir() and any(Path(told).expanduser().iterdir())):
         return f"artifacts: expected a folder with a model that was compiled before, found nothing at {told}"
     there = len(host.visible)
-    if there and cores > there:
+    if there and leased > there:
         limit = f" ({host.visible_source})" if host.visible_source else ""
-        return f"cores: expected at most the {there} of this host{limit}, found {cores}"
+        return f"cores: expected at most the {there} of this host{limit}, found {leased}"
     group = settings["neuron_config"].get("logical_nc_config")
     if group is not None and host.logical_core_config is not None and group != host.logical_core_config:
         return (

@@ -140,8 +140,10 @@ class NeuronTrainerProvider(TrainerProvider):
                 reason=f"{self.info.name}: {stack.python} has no {self.LIBRARY}; name an environment that has: "
                 "--nb-stack train=PATH"
             )
-        reason = rules.wrong_version(self.LIBRARY, str(stack.packages[self.LIBRARY])) or profiler.refused(
-            spec.settings.get("profile"), spec.settings["worker_env"], _host(backend).root
+        reason = (
+            rules.wrong_version(self.LIBRARY, str(stack.packages[self.LIBRARY]))
+            or rules.wrong_places(spec.settings)
+            or profiler.refused(spec.settings.get("profile"), spec.settings["worker_env"], _host(backend).root)
         )
         if reason:
             return Unsupported(reason=reason)

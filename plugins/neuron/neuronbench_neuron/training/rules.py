@@ -11,12 +11,36 @@ from packaging.version import InvalidVersion, Version
 from neuronbench.model import FrozenMap, Json, Point
 from neuronbench.training import TrainJob
 from neuronbench.training.job import PREFERENCE
+from neuronbench_neuron import cores
+from neuronbench_neuron.caches.places import cache_dir_of
 
 WRITTEN_TO: Final = {"optimum-neuron": ("0.4.0", "0.5.0.dev0"), "neuronx-distributed": ("0.9", "1")}
 """Versions whose interfaces the handlers are written to: from, to below."""
 OPTIMUM_OPTIMIZERS: Final = ("adamw", "sgd")
 RESUMING: Final = ("checkpoint",)
 """Lanes whose benchmarks go on from a checkpoint."""
+
+INSTEAD: Final[Mapping[str, str]] = {
+    "NEURON_CC_FLAGS": "cc_flags", "NEURON_COMPILE_CACHE_URL": "compile_cache",
+    "NEURON_RT_STOCHASTIC_ROUNDING_EN": "stochastic_rounding", "NEURON_EXTRACT_GRAPHS_ONLY": "precompile",
+}  # fmt: skip
+"""Variables → the parameter that is meant, which is in the record."""
+
+
+def wrong_places(given: FrozenMap) -> str:
+    """What would be said behind the record's back: cores, flags and caches of a job, in variables; empty for none."""
+    named = cores.named_by("worker_env", given["worker_env"], "a trainer", "world_size")
+    if named:
+        return named
+    for name in given["worker_env"]:
+        if name in INSTEAD:
+            return f"worker_env may not set {name}: give the parameter {INSTEAD[name]} of the point"
+    if cache_dir_of(given["cc_flags"]):
+        return "cc_flags: --cache_dir would keep graphs where they are not counted; give the parameter compile_cache"
+    told = given["compile_cache"]
+    if told is not None and not (isinstance(told, str) and told):
+        return f"compile_cache: expected a folder or s3://BUCKET/PREFIX, found {told!r}"
+    return ""
 
 
 def no_method(provider: str, method: str, methods: tuple[str, ...]) -> str:
