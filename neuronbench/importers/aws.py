@@ -54,8 +54,8 @@ def aws(path: Path) -> Sequence[Imported]:
     if not tables:
         seen = "; ".join(", ".join(table.columns[:6]) for table in page.tables[:3]) or "no table at all"
         raise ImportFailure(
-            f"{path}: expected a table with Model, Inst. Type, a rate such as 'Throughput (inference/sec)' and a fourth "
-            f"column that is known, such as Batch Size, found {text(seen, 300)}"
+            f"{path}: expected a table with Model, Inst. Type, a rate such as 'Throughput (inference/sec)' and a "
+            f"fourth column that is known, such as Batch Size, found {text(seen, 300)}"
         )
     lines = [line for table in tables for line in _lines(path, table, page)]
     among = [line.row for line in lines]
