@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import orjson
+
 from neuronbench.compare.matching import Pair
 from neuronbench.compare.protocol import MISSING, Difference, allowed_by, short
 from neuronbench.compare.reading import Reading
@@ -15,6 +17,8 @@ COMPILER_FLAGS: Final = ("env.NEURON_CC_FLAGS", "resource.compiler_flags", "arti
 """Never implied by another backend: two arms with other flags are two experiments."""
 _OF_A_BACKEND: Final = ("backend", "host", "stack", "env", "model.dtype", "artifact", "resource.env")
 _OF_AN_AXIS: Final = ("workload", "model", "artifact")
+_PLACES: Final = ("workload.workload.{}", "workload.arrivals.{}", "workload.loops.{}", "resource.{}")
+"""Where a record of ours tells what may also be a parameter of its point."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,8 @@ class Checked:
 
 def check(pair: Pair, base: Sequence[Reading], head: Sequence[Reading], allow: Allowed) -> Checked:
     """Fields that differ between the repeats of both sides that are to be compared, or among those of one side."""
-    found = [*pair.differences, *_provenance(base, head)]
+    elsewhere, untold = _elsewhere(pair.unchecked, base, head)
+    found = [*pair.differences, *elsewhere, *_provenance(base, head)]
     fields, unknown = _protocols(base, head)
     found += [*fields, *_digests(base, head)]
     blocking, passed = [], []
@@ -60,7 +65,36 @@ def check(pair: Pair, base: Sequence[Reading], head: Sequence[Reading], allow: A
             passed.append(said)
         else:
             blocking.append(difference)
-    return Checked(blocking=blocking, allowed=passed, unknown=unknown + len(pair.unchecked))
+    return Checked(blocking=blocking, allowed=passed, unknown=unknown + untold)
+
+
+def _elsewhere(
+    unchecked: Sequence[str], base: Sequence[Reading], head: Sequence[Reading]
+) -> tuple[list[Difference], int]:
+    """Parameters that one side alone has, against the load or the resource of the other, which may tell them too.
+
+    A tool says how long its prompts were; a benchmark of ours may have that in its code and not among its parameters.
+    Returns what differs, and how many the other side does not tell.
+    """
+    found, untold = [], 0
+    for field in unchecked:
+        name = field.removeprefix("params.")
+        sides = [{_told(r, name) for r in readings} for readings in (base, head)]
+        if any(MISSING in side for side in sides):
+            untold += 1
+        elif len({orjson.loads(value) for value in sides[0] | sides[1]}) > 1:
+            found.append(Difference(field=field, base=short(sides[0]), head=short(sides[1])))
+    return found, untold
+
+
+def _told(reading: Reading, name: str) -> str:
+    """A parameter as canonical JSON, from wherever a record tells it; null where it does not, or tells no one value."""
+    if name in reading.point.params:
+        value = canonical_json(reading.point.params[name])
+    else:
+        told = (reading.protocol.get(where.format(name)) for where in _PLACES)
+        value = next((each for each in told if each != MISSING), MISSING)
+    return MISSING if value[:1] in "[{" else value
 
 
 def _provenance(base: Sequence[Reading], head: Sequence[Reading]) -> list[Difference]:

@@ -484,6 +484,41 @@ def test_imported_results_are_compared_by_their_axes_and_marked(bench: Bench) ->
     assert any("not known on one side" in mark for mark in row.marks)
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"input_tokens": 1024}, "params.input_tokens: 1024 → 32"),
+        ({"input_tokens": 32.0, "rate": 4}, ""),
+        ({"model": "another"}, "params.model: another → m"),
+        ({"output_tokens": 7}, ""),
+    ],
+)
+def test_what_an_imported_result_says_is_held_against_the_load_and_the_model(
+    bench: Bench, said: dict[str, Any], reason: str
+) -> None:
+    """`input_tokens` is no parameter of this benchmark: its code says it, and so does the load of its records."""
+    from neuronbench.model import FrozenMap, Point
+
+    (bench.store.root / "imported-vllm-1").mkdir(parents=True)
+    theirs = Point(
+        benchmark="imported/vllm", lane="serving", backend="unknown", id="vllm.x", axes=("concurrency", *said),
+        params=FrozenMap(concurrency=8, **said),
+    )  # fmt: skip
+    for number in (1, 2, 3):
+        bench.put(
+            "imported-vllm-1", metric("latency", 20.0 + number / 10, stat="p50"), at=theirs, repeat=number,
+            provenance=Provenance.IMPORTED, facts=dict.fromkeys(FACTS), spec={"compiler_flags": None, "model": None},
+            workload={"digest": "", "arrivals": None},
+        )  # fmt: skip
+    load = {"workload": {"kind": "synthetic", "input_tokens": 32, "output_tokens": {"low": 4, "high": 8}}}
+    bench.series(bench.session("1"), BASE, at=point(8), workload=load)
+    (row,) = compare(*bench.sides("imported-vllm", "latest")).rows
+    assert row.verdict is (Verdict.INCOMPARABLE if reason else Verdict.IMPROVED)
+    assert row.reason == reason
+    (row,) = compare(*bench.sides("imported-vllm", "latest"), Options(allow=("params",))).rows
+    assert row.verdict is Verdict.IMPROVED
+
+
 def test_boots_are_compared_on_request(bench: Bench) -> None:
     for name, seconds in (("1", 20.0), ("2", 40.0)):
         session = bench.session(name)
