@@ -34,6 +34,7 @@ _SPECIAL_KEYS: Final = (
 )  # fmt: skip
 _FLOAT_DTYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _HEADER_LIMIT: Final = 100 << 20
+_HUB_TIMEOUT_S: Final = 5.0
 
 
 class DamagedWeights(ValueError):
@@ -58,6 +59,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_json(folder / "config.json")
     text = config.get("text_config") or config.get("llm_config") or {}
     return {**config, **text, "architectures": config.get("architectures") or text.get("architectures")}
+
+
+def hub_config(repo: str, revision: str | None = None) -> dict[str, Any] | None:
+    """As `read_config`, of a model on the hub: out of the hub's cache, or fetched alone, without its weights.
+
+    None where it cannot be had: why a model cannot be fetched is told by what fetches the whole of it.
+    """
+    from huggingface_hub import hf_hub_download
+
+    try:
+        found = hf_hub_download(repo, "config.json", revision=revision, etag_timeout=_HUB_TIMEOUT_S)
+        return read_config(Path(str(found)).parent)
+    except Exception:  # the hub's client has many ways to say that there is no network
+        return None
 
 
 def max_model_len(folder: Path, config: Mapping[str, Any]) -> int | None:

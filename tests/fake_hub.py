@@ -11,6 +11,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
+RESOLVED = (f"/org/name/resolve/{SHA}/", "/org/name/resolve/main/")
 
 
 class FakeHub:
@@ -47,7 +48,7 @@ class FakeHub:
                 elif path.startswith("/api/models/org/name"):
                     names = [{"rfilename": name} for name in hub.files]
                     self.send(200, json.dumps({"id": "org/name", "sha": SHA, "siblings": names}).encode(), {})
-                elif path.startswith(f"/org/name/resolve/{SHA}/") and path.split("/", 5)[5] in hub.files:
+                elif path.startswith(RESOLVED) and path.split("/", 5)[5] in hub.files:
                     data = hub.files[path.split("/", 5)[5]]
                     etag = f'"{hashlib.sha1(data).hexdigest()}"'
                     self.send(200, data, {"ETag": etag, "X-Repo-Commit": SHA})

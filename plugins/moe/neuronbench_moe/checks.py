@@ -69,12 +69,17 @@ def wrong(point: Point, family: str) -> str:
         return f"expert_parallel {ep}: {found.experts} experts do not divide over {ep} ranks"
     if ep == 1 and found.expert_width % tp:
         return f"tensor_parallel {tp}: experts of width {found.expert_width} cannot be cut into {tp} parts"
-    if family == "neuron" and found.hidden % TILE:
-        return (
-            f"hidden_size {found.hidden}: kernels for experts on Neuron need a multiple of {TILE} "
-            "(the compiler's NCC_INKI016, after the weights were fetched and traced)"
-        )
-    return ""
+    return untileable(found, family)
+
+
+def untileable(found: shapes.Shape, family: str) -> str:
+    """Why the kernels for experts of that family cannot take the shape; empty where they can."""
+    if family != "neuron" or not found.experts or found.hidden % TILE == 0:
+        return ""
+    return (
+        f"hidden_size {found.hidden}: kernels for experts on Neuron need a multiple of {TILE} "
+        "(the compiler's NCC_INKI016, after the weights were fetched and traced)"
+    )
 
 
 def server_parameters(point: Point) -> dict[str, Any]:

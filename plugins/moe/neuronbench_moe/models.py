@@ -33,7 +33,7 @@ from neuronbench import models as references
 from neuronbench.artifacts import ArtifactCache, Words
 from neuronbench.model import FrozenMap, Json, Metric
 from neuronbench.worker.boot import Boot, without_stack
-from neuronbench_moe import control, seeded
+from neuronbench_moe import checks, control, seeded
 from neuronbench_moe import shape as shapes
 
 WORDS: Final = Words(title="models with random weights", noun="model", made="drawn", making="drawing")
@@ -130,12 +130,7 @@ def obtain(boot: Boot) -> MoeModel:
     """The model that the spec names. Raises `PointFailure`."""
     given = boot.given
     if given["weights"] == "pretrained":
-        found = _resolved(boot, given["model"])
-        try:
-            config = modelfiles.read_config(found.path)
-            return MoeModel(boot.spec, found.path, config, {"weights": "pretrained", "model": found.facts()})
-        except ValueError as error:
-            raise _failed("model_not_counted", str(error)) from error
+        return _pretrained(boot, given["model"])
     config = control.config_of(given["architecture"], given["arm"])
     tokenizer = _resolved(boot, given["tokenizer"]).path if given["tokenizer"] else None
     config = _with_ids(config, tokenizer)
@@ -157,6 +152,32 @@ def obtain(boot: Boot) -> MoeModel:
     )
     facts = {"weights": given["weights"], "seed": given["weights_seed"], "key": made.key, "hit": made.hit, **made.facts}
     return MoeModel(boot.spec, made.folder, config, facts)
+
+
+def _pretrained(boot: Boot, reference: str) -> MoeModel:
+    """Somebody's model. Its configuration is looked at before its weights are fetched: they may be tens of GB."""
+    try:
+        parsed = references.parse(reference)
+    except references.ModelError as error:
+        raise PointFailure(error.failure()) from error
+    local = parsed.path_like or parsed.scheme == "packaged" or parsed.folder(boot.context.settings.root).is_dir()
+    ahead = None if local or parsed.repo is None else modelfiles.hub_config(parsed.repo, parsed.revision)
+    if ahead is not None:
+        _checked(boot, ahead)
+    found = _resolved(boot, reference)
+    config = modelfiles.read_config(found.path)
+    _checked(boot, config)
+    return MoeModel(boot.spec, found.path, config, {"weights": "pretrained", "model": found.facts()})
+
+
+def _checked(boot: Boot, config: Mapping[str, Any]) -> None:
+    """Raise `PointFailure` for a model that cannot be counted, or that this hardware's kernels do not take."""
+    try:
+        wrong = checks.untileable(shapes.of(config), boot.context.backend.info.family)
+    except ValueError as error:
+        raise _failed("model_not_counted", str(error)) from error
+    if wrong:
+        raise _failed("shape_unsupported", wrong)
 
 
 def _resolved(boot: Boot, reference: str) -> references.ResolvedModel:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_hub import FakeHub
 
 pytest.importorskip("neuronbench_moe", reason="plugins/moe is not installed: make harness")
 
@@ -111,6 +115,51 @@ def test_routers_that_cannot_be_asked_are_refused() -> None:
     assert "a dense model has no router" in spec_of(provider, architecture=SMALL, arm="dense_total").reason
     assert "no stack for compile" in spec_of(provider, architecture=SMALL).reason
     assert spec_of(ModelProvider(Info()), architecture=SMALL) is None  # type: ignore[arg-type]
+
+
+FETCHING = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from neuronbench import PointFailure, config
+from neuronbench.stacks import Stack
+from neuronbench_moe.models import obtain
+
+for family, reference in (("neuron", "hub:org/name"), ("cpu", sys.argv[2]), ("neuron", sys.argv[2])):
+    stack = Stack(kind="serving", python=Path(sys.executable), source="")
+    backend = SimpleNamespace(info=SimpleNamespace(family=family), stack=lambda kind, settings: stack)
+    context = SimpleNamespace(
+        backend=backend, settings=config.load(Path(sys.argv[1])), progress=lambda text: None, spawn=None
+    )
+    boot = SimpleNamespace(
+        given={"weights": "pretrained", "model": reference}, context=context, left_s=lambda: 30.0, spec=None,
+        stack=lambda kind: stack,
+    )
+    try:
+        print("loaded", obtain(boot).shape.hidden)
+    except PointFailure as error:
+        print(error.failure.kind, error.failure.message)
+"""
+
+
+def test_a_shape_that_kernels_refuse_is_known_before_its_weights_are_fetched(tmp_path: Path) -> None:
+    odd = {**SMALL, "hidden_size": 2880, "mlp_only_layers": []}
+    local = tmp_path / "local"
+    local.mkdir()
+    for name, text in (("config.json", json.dumps(odd)), ("tokenizer.json", "{}")):
+        (local / name).write_text(text, encoding="utf-8")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    env |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    with FakeHub({"config.json": json.dumps(odd).encode(), "model.safetensors": b"never asked for"}) as hub:
+        done = subprocess.run(
+            [sys.executable, "-c", FETCHING, str(tmp_path), f"file:{local}"], env={**env, "HF_ENDPOINT": hub.url},
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    told = done.stdout.splitlines()
+    assert [line.split()[0] for line in told] == ["shape_unsupported", "loaded", "shape_unsupported"], done.stderr
+    assert "hidden_size 2880: kernels for experts on Neuron need a multiple of 128" in told[0]
+    assert [path for path in hub.asked if path.endswith("config.json")]
+    assert not [path for path in hub.asked if "safetensors" in path]
 
 
 class Notebook:
