@@ -227,6 +227,13 @@ def load(
     return validate(settings)
 
 
+def variables() -> frozenset[str]:
+    """Names of the environment variables that are settings, and not those of one plugin or another."""
+    names = [*_FILE_KEYS, *(f"deadlines_{f.name}" for f in fields(Deadlines))]
+    names += [*(f"price_{name}" for name in (*_PRICE_TEXTS, *_PRICE_NUMBERS)), "session", "session_part"]
+    return frozenset(f"NEURONBENCH_{name.upper()}" for name in names)
+
+
 def validate(settings: Settings) -> Settings:
     if settings.repeats < 1:
         raise ConfigError(f"repeats: expected a whole number from 1, found {settings.repeats}")

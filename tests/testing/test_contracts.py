@@ -13,6 +13,7 @@ import neuronbench.backends.cpu
 import neuronbench.defaults
 from neuronbench import config
 from neuronbench.testing.contracts import BackendContract, HandlerContract, LaneContract, PluginContract, SinkContract
+from neuronbench.testing.contracts import lane as lanes
 from neuronbench.testing.toy_model import BATCH, HANDLERS
 
 
@@ -198,6 +199,17 @@ def test_each_suite_fails_where_a_plugin_is_wrong(broken: dict[str, str]) -> Non
         "test_it_imports_the_stack_and_the_standard_library_only",
         "test_its_timer_sees_the_whole_call",
     }
+
+
+def test_a_lanes_run_has_the_settings_of_its_project_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NEURONBENCH_DATA_ROOT set the suite failed, and its receipts were among those of real runs."""
+    for name in ("DATA_ROOT", "GRID", "REPEATS", "DEADLINES_BOOT", "SESSION", "TRACKING_URI"):
+        monkeypatch.setenv(f"NEURONBENCH_{name}", "7")
+    for name in ("CACHE_DIR", "PLUGINS", "RAG_DSN"):
+        monkeypatch.setenv(f"NEURONBENCH_{name}", "kept")
+    found = lanes._environment()
+    kept = {"NEURONBENCH_CACHE_DIR", "NEURONBENCH_PLUGINS", "NEURONBENCH_RAG_DSN"}
+    assert {name for name, value in found.items() if value in ("7", "kept") and name.startswith("NEURONBENCH")} == kept
 
 
 def test_every_contract_says_why(request: pytest.FixtureRequest) -> None:

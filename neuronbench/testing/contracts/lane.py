@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from neuronbench import grid as grids
+from neuronbench.config import variables
 from neuronbench.definitions import of_key
 from neuronbench.lane_benchmarks import folder_of, grid_dirs
 from neuronbench.plugins import Plugins
@@ -65,12 +66,12 @@ class LaneContract(PluginContract):
         return Plugins().pm.is_registered(self.plugin)
 
     def pytest(self, project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A pytest run of that project, in a process of its own."""
+        """A pytest run of that project, in a process of its own, with its own settings only."""
         command = [sys.executable, "-m", "pytest", "benchmarks", "-p", "no:cacheprovider", "--nb-tracking-uri", "off"]
-        inherited = {name: value for name, value in _with_path().items() if not name.startswith("PYTEST_")}
         return subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, timeout=self.deadline_s, cwd=project, env=inherited
-        )
+            [*command, *arguments], capture_output=True, text=True, timeout=self.deadline_s, cwd=project,
+            env=_environment(),
+        )  # fmt: skip
 
     def test_its_headline_is_in_a_defined_vocabulary(self, info: LaneInfo) -> None:
         """A column of a table whose meaning nobody has written down cannot be quoted."""
@@ -136,6 +137,12 @@ class LaneContract(PluginContract):
             for key, one in record["metrics"].items():
                 assert of_key(key, info.vocabulary), f"{record['name']}: metric {key!r} has no definition"
                 assert one["value"] is not None or one["note"], f"{record['name']}: {key} is null and does not say why"
+
+
+def _environment() -> dict[str, str]:
+    """That of a child. Whoever has receipts elsewhere, or another grid, by a variable finds neither in the project."""
+    own = variables() - {"NEURONBENCH_CACHE_DIR"}  # what was compiled once is not compiled again
+    return {name: value for name, value in _with_path().items() if not name.startswith("PYTEST_") and name not in own}
 
 
 def _records(project: Path) -> list[dict[str, Any]]:
