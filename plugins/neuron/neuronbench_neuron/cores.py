@@ -108,6 +108,10 @@ class CoreLease:
             environ["NEURON_LOGICAL_NC_CONFIG"] = str(self._group)
         return environ
 
+    def also(self, lock: keylocks.Lock) -> None:
+        """Let go of this one too with them."""
+        self._locks.enter_context(lock)
+
     def release(self) -> None:
         """Let go of them; idempotent."""
         self._locks.close()

@@ -428,6 +428,40 @@ def test_compiled_artifacts_of_neuron_are_a_hit_on_a_box_of_the_same_kind_alone(
     assert obtained("trn1", "v2") is True
 
 
+def test_models_that_servers_compiled_are_shown_sent_and_fetched(bench: Bench, tmp_path: Path) -> None:
+    """NxD Inference keeps a model whole; what neuronbench had it compile is hours, and lies in neuronbench's cache."""
+    store = str(tmp_path / "store")
+    packages = {"neuronx-cc": VERSION, "neuronx-distributed-inference": "0.7.1", "torch": "2.8.0"}
+    kept = bench.root / "cache" / caches.SERVED
+    model = kept / "5f0e"
+    (model / "weights").mkdir(parents=True)
+    (model / "weights" / "tp0.safetensors").write_bytes(b"w" * 2000)
+    (model / "model.pt").write_bytes(b"m" * 1000)
+    (model / "neuron_config.json").write_text("{}")
+    with FakeBox("inf2.xlarge", tmp_path / "one") as one, FakeBox("inf2.xlarge", tmp_path / "two") as two:
+        for box in (one, two):
+            box.venv("aws_neuronx_venv_vllm", packages=packages)
+        bench.on(one)
+        said = bench.run("status")[1]
+        assert "models compiled for serving: 1 compiled" in said
+        assert "and not pruned" not in said
+        status, said = bench.run("push", store)
+        assert f"as {caches.SERVED}/{COMPILER}+nxdi-0.7.1+torch-2.8.0/v2" in said
+        with caches.served(kept).use("5f0e"):
+            (entry,) = caches.served(kept).entries()
+            assert entry.in_use
+            bench.run("prune", "--max-size", "1B")
+            assert model.is_dir()  # a server loads it
+        assert not caches.served(kept).entries()[0].in_use
+        shutil.rmtree(kept)
+        bench.on(two)
+        status, said = bench.run("pull", store)
+        assert (status, "1 entry fetched" in said) == (0, True)
+        assert (model / "weights" / "tp0.safetensors").read_bytes() == b"w" * 2000
+        bench.run("prune", "--max-size", "1B")
+        assert not model.exists()
+
+
 def test_what_was_compiled_on_one_host_is_pulled_on_another_of_its_kind_alone(bench: Bench, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     module(bench.cache, "1", neff=b"x" * 3000)

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("neuronbench_neuron", reason="plugins/neuron is not installed: make harness")
 
-from neuronbench_neuron import cores
+from neuronbench_neuron import caches, cores
 from neuronbench_neuron.backend import NeuronBackend
 from neuronbench_neuron.serving import generations
 from neuronbench_neuron.serving.endpoint import NeuronServingProvider
@@ -196,6 +196,16 @@ def test_artifacts_that_were_compiled_before_tell_their_own_sizes(rig: Rig) -> N
     server = rig.boot(artifacts=folder)
     assert server.facts["buckets"]["prefill"] == [256, 512]
     assert server.facts["buckets"]["source"] == "artifacts"
+
+
+def test_what_a_server_compiled_is_a_cache_that_is_in_use_while_it_runs(rig: Rig) -> None:
+    server = rig.boot()
+    known = {cache.name: cache for cache in rig.backend.caches(rig.settings)}
+    (entry,) = known[caches.SERVED].entries()
+    assert server.facts["env"]["NEURON_COMPILED_ARTIFACTS"].endswith(entry.key)
+    assert entry.in_use
+    server.stop()
+    assert not known[caches.SERVED].entries()[0].in_use
 
 
 # -- what goes wrong

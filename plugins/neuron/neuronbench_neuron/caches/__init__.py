@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuronbench.stacks import inspect, interpreter
@@ -14,10 +15,25 @@ from neuronbench_neuron.caches.snapshot import Delta, Snapshot, snapshot
 if TYPE_CHECKING:
     from neuronbench_neuron.hardware import Hardware
 
+SERVED = "neuron-artifacts"
+"""Below the settings' `cache_dir`: whole models that NxD Inference compiled for servers of neuronbench, by a digest of
+all that decides; and the name of this cache."""
 COMPILERS = ("neuronx-cc", "nki")
 """What artifacts of this plugin are compiled with: models, and kernels alone."""
 
-__all__ = ["CompileCache", "Delta", "Module", "Place", "Snapshot", "fits", "of", "places", "snapshot"]
+__all__ = [
+    "SERVED",
+    "CompileCache",
+    "Delta",
+    "Module",
+    "Place",
+    "Snapshot",
+    "fits",
+    "of",
+    "places",
+    "served",
+    "snapshot",
+]
 
 
 def of(settings: Any, host: Hardware, environ: Mapping[str, str]) -> list[CompileCache]:
@@ -37,7 +53,15 @@ def of(settings: Any, host: Hardware, environ: Mapping[str, str]) -> list[Compil
             continue
         folder = place.folder if place.folder is not None else settings.cache_dir / "neuron-elsewhere"
         found.append(CompileCache(folder, place.kind, stacks=stacks, core=core, notes=told))
+    kept = settings.cache_dir / SERVED
+    if host.nodes or kept.is_dir():
+        found.append(served(kept, stacks=stacks, core=core))
     return found
+
+
+def served(folder: Path, **given: Any) -> CompileCache:
+    """The cache of models that servers compiled, in a folder called `SERVED`."""
+    return CompileCache(folder, "nxdi", name=SERVED, title="models compiled for serving", **given)
 
 
 def versions(settings: Any, host: Hardware) -> list[dict[str, str]]:

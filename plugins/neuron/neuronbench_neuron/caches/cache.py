@@ -54,8 +54,12 @@ class CompileCache:
         stacks: Callable[[], Sequence[Mapping[str, str]]] = tuple,
         core: str = "",
         notes: Sequence[str] = (),
+        name: str = "",
+        title: str = "",
     ) -> None:
-        self.name, self.title, self.folder, self.kind = f"neuron-{kind}", TITLES[kind], folder, kind
+        """`name`, `title`: of a cache that is another than the usual one of its layout."""
+        self.name, self.title = name or f"neuron-{kind}", title or TITLES[kind]
+        self.folder, self.kind = folder, kind
         self.notes: Sequence[str] = tuple(notes)
         self._stacks, self._core = stacks, core
 
@@ -66,7 +70,8 @@ class CompileCache:
         return [
             CacheEntry(
                 key=module.key, title=self._title(module), size_bytes=module.size_bytes, created_at=module.made_at,
-                used_at=max(module.used_at, module.made_at), in_use=module.key in held,
+                used_at=max(module.used_at, module.made_at),
+                in_use=module.key in held or keylocks.is_held(self._busy(module.key)),
             )
             for module in modules(self.folder, self.kind)
         ]  # fmt: skip
@@ -86,6 +91,8 @@ class CompileCache:
     def remove(self, key: str) -> bool:
         folder = self._folder(key)
         if any(lock.key == key and lock.state != "stale" for lock in self.locks()):
+            return False
+        if keylocks.is_held(self._busy(key)):
             return False
         gone = folder.with_name(f"{WORK}gone-{os.getpid()}-{folder.name}")
         with contextlib.suppress(FileNotFoundError):
@@ -140,7 +147,13 @@ class CompileCache:
 
     def reserve(self, key: str) -> keylocks.Lock | None:
         # A compiler that begins the same meanwhile knows nothing of it: the one that is whole first stays.
-        return keylocks.take(self.workshop(key).with_suffix(".busy"))
+        self.workshop(key)
+        return keylocks.take(self._busy(key))
+
+    def use(self, key: str) -> keylocks.Lock:
+        """Until the lock is closed the entry is neither removed nor fetched. Waits while it is being fetched."""
+        self.workshop(key)
+        return keylocks.share(self._busy(key))
 
     def workshop(self, key: str) -> Path:
         self._folder(key)
@@ -148,6 +161,9 @@ class CompileCache:
         return self.folder / f"{WORK}pull-{key.replace('/', '-')}.part"
 
     # -- parts
+
+    def _busy(self, key: str) -> Path:
+        return self.folder / f"{WORK}pull-{key.replace('/', '-')}.busy"
 
     def _title(self, module: Module) -> str:
         compiler = f"neuronx-cc {module.compiler}" if module.compiler else ""

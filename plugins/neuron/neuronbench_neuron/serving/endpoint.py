@@ -44,7 +44,7 @@ from neuronbench.protocols import Stack
 from neuronbench.serving import identity, vllm
 from neuronbench.serving.openai_server import boot as boot_server
 from neuronbench.serving.server import OpenAIServer
-from neuronbench_neuron import compat, cores, stacks
+from neuronbench_neuron import caches, compat, cores, stacks
 from neuronbench_neuron.hardware import Hardware
 from neuronbench_neuron.profile import tools as profiler
 from neuronbench_neuron.serving import buckets, command, evidence, generations, profiled, readiness, told
@@ -262,9 +262,7 @@ class _Boot:
                  "target": host.instance_type or host.family, "cores": host.logical_core_config},
                 digest_bytes=12,
             )  # fmt: skip
-            artifacts = (
-                Path(given).expanduser() if given else self.context.settings.cache_dir / "neuron-artifacts" / name
-            )
+            artifacts = Path(given).expanduser() if given else self.context.settings.cache_dir / caches.SERVED / name
             artifacts.mkdir(parents=True, exist_ok=True)
         prometheus: Path | None = None
         if generation.metrics:
@@ -274,11 +272,15 @@ class _Boot:
 
     def _cores(self, start: _Start) -> cores.CoreLease:
         try:
-            return cores.take(self.spec.cores, host=start.host, owner=f"server {self.settings['served_model']}")
+            lease = cores.take(self.spec.cores, host=start.host, owner=f"server {self.settings['served_model']}")
         except cores.CoresBusy as error:
             raise self.error("cores_busy", str(error), "End who has them, or wait.") from error
         except ValueError as error:
             raise self.error("unsupported", str(error), "Lower tensor_parallel or cores.") from error
+        kept = start.places.artifacts
+        if kept is not None and not self.settings["artifacts"]:  # `neuronbench cache prune` leaves it alone meanwhile
+            lease.also(caches.served(kept.parent).use(kept.name))
+        return lease
 
     def _command(self, found: vllm.Prepared, start: _Start, lease: cores.CoreLease) -> tuple[list[str], dict[str, str]]:
         host = command.Host(family=self.spec.backend, instance_type=start.host.instance_type)
