@@ -83,6 +83,11 @@ def pull(
         progress.done()
     _show(here.settings, result, as_json=as_json)
     if not result.fetched and not result.kept:
+        if folder is not None:
+            text = f"nothing there matches: expected SESSION/RECEIPT/record.json below {folder}"
+            raise host.CommandError(
+                text, remedy="name the folder that the sessions are in, or less of --session, --lane"
+            )
         raise host.CommandError("nothing there matches", remedy="see what there is in MLflow, and name less")
 
 

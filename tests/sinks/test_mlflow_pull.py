@@ -181,6 +181,18 @@ def test_receipts_of_a_folder_are_copied_once(store: ReceiptStore, session: str,
     assert "found 0 bytes" in reason
 
 
+def test_the_folder_of_a_session_is_that_session(
+    settings: Settings, store: ReceiptStore, session: str, tmp_path: Path
+) -> None:
+    synthetic.put(store, synthetic.record(session))
+    other = store.begin_session(settings, command=["pytest"])
+    synthetic.put(store, synthetic.record(other))
+    away = settings_at(tmp_path / "away")
+    found = pull_folder(away, Selection(), store.root / session)
+    assert ([each.partition("/")[0] for each in found.fetched], found.ok) == ([session], True)
+    assert tree(ReceiptStore(away.receipts_dir), session) == tree(store, session)
+
+
 def test_the_command(store: ReceiptStore, session: str, tmp_path: Path) -> None:
     synthetic.put(store, synthetic.record(session))
     away = tmp_path / "away"
@@ -196,6 +208,7 @@ def test_the_command(store: ReceiptStore, session: str, tmp_path: Path) -> None:
         (["--from", str(store.root), "--tag", "x"], "expected NAME=VALUE"),
         (["--from", str(store.root), "--tag", "x=1"], "--tag asks MLflow"),
         (["--from", str(store.root), "--lane", "moe"], "nothing there matches"),
+        (["--from", str(away)], f"expected SESSION/RECEIPT/record.json below {away}"),
     ):
         told = run(app, ["--root", str(away), "pull", *words])
         assert told.exit_code != 0

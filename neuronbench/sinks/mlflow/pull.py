@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from neuronbench.receipts import ReceiptStore, write_atomic
+from neuronbench.receipts.receipt import RECORD
 from neuronbench.receipts.sessions import MANIFEST
 from neuronbench.sinks.contents import RestoreError, check_name, contents, restore
 from neuronbench.sinks.mlflow import artifacts, claims, sessions
@@ -235,6 +236,8 @@ def pull_folder(
     """As `pull`, from a folder of receipts: another data root's, or a copy of one."""
     if wanted.tags:
         raise ValueError("pull: --tag asks MLflow; from a folder, receipts are chosen by --session and --lane")
+    if any(source.glob(f"*/{RECORD}")):  # the folder of one session: its name is the session's
+        wanted, source = replace(wanted, sessions=[source.resolve().name]), source.resolve().parent
     there = ReceiptStore(source / "receipts" if (source / "receipts").is_dir() else source)
     here, result = ReceiptStore(settings.receipts_dir), PullResult()
     for session in there.sessions():
