@@ -299,6 +299,23 @@ def test_more_cores_than_there_are_and_heads_that_do_not_divide_are_refused(rig:
     assert "15 heads over 2 cores" in rig.refused()
 
 
+def test_memory_is_judged_by_what_the_keys_for_neuron_make_of_it(rig: Rig) -> None:
+    """What is refused cannot fit: weights and caches of fewer bits, and caches that are not for all sequences, may."""
+    folder = make_model(rig.folder / "model", length=32768)
+    large = {"hidden_size": 8192, "num_hidden_layers": 40, "intermediate_size": 16384, "num_attention_heads": 64,
+             "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 100_000}  # fmt: skip
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, **large}), encoding="utf-8")
+    few = {"max_model_len": 2048, "max_num_seqs": 1}
+    assert "device-memory" in rig.refused(**few)
+    assert rig.refused(neuron_config={"quantized": True, "quantization_dtype": "int8"}, **few) == ""
+    (folder / "config.json").write_text(json.dumps({**config, **large, "num_hidden_layers": 8}), encoding="utf-8")
+    many = {"max_model_len": 32768, "max_num_seqs": 30}
+    assert "device-memory" in rig.refused(**many)
+    assert rig.refused(neuron_config={"kv_cache_quant": True}, **many) == ""
+    assert rig.refused(neuron_config={"pa_num_blocks": 64}, **many) == ""
+
+
 def test_a_stack_with_both_plugins_is_refused(tmp_path: Path) -> None:
     with FakeBox("inf2.xlarge", tmp_path / "box") as box:
         packages = {**BASE, **STACKS["1a"], **STACKS["H"]}

@@ -303,6 +303,8 @@ def kv_bytes(use: Use) -> float:
         return 0.0
     if holds(SINCE_NATIVE, use.packages.get("vllm", "")) is True:
         return 0.0  # its cache is what is left of the memory: sequences beyond it wait
+    if use.settings.get("kv_cache_bounded"):
+        return 0.0  # how much a core keeps is told in the server's own words
     if use.of_model(LATENT):
         return 0.0  # latent attention keeps much less, and how much depends on who computes it
     window = use.of_model("sliding_window")

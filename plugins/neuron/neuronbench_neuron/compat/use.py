@@ -27,9 +27,10 @@ class Use:
     `settings` are those of a resource's spec; these count, all else is ignored:
     `tensor_parallel_size`, `pipeline_parallel_size`, `data_parallel_size`, `world_size`, `logical_core_config`,
     `max_model_len`, `max_num_seqs`, `input_tokens`, `sequence_length`, `micro_batch_size`, `dtype`, `kv_cache_dtype`,
-    `quantization`, `parameter_count`, `method` (`lora`, `full`), `enable_prefix_caching`, `block_size`, `enable_lora`,
-    `speculative_config`, `enable_chunked_prefill`, `context_buckets`, `decode_buckets`, `seqs_buckets`,
-    `batched_tokens_buckets`, `max_num_batched_tokens`, `sdk`.
+    `kv_cache_bounded` (it is smaller than all sequences at their full length), `quantization`, `parameter_count`,
+    `method` (`lora`, `full`), `enable_prefix_caching`, `block_size`, `enable_lora`, `speculative_config`,
+    `enable_chunked_prefill`, `context_buckets`, `decode_buckets`, `seqs_buckets`, `batched_tokens_buckets`,
+    `max_num_batched_tokens`, `sdk`.
     """
 
     purpose: Literal["serve", "compile", "train"]

@@ -55,6 +55,7 @@ from neuronbench_neuron.serving.settings import (
     APC_BLOCK,
     DEFAULTS,
     edges_of,
+    memory_of,
     most_tokens,
     of_host,
     ranks,
@@ -150,6 +151,7 @@ def use(spec: ResourceSpec, stack: Stack, host: Hardware, config: Mapping[str, A
         "enable_prefix_caching": asked["prefix_caching"],
         "block_size": asked["block_size"] or (APC_BLOCK if asked["prefix_caching"] else None),
         "speculative_config": asked["speculative_config"],
+        **memory_of(asked),
         **{vllm.argument_name(name): value for name, value in asked["engine_args"].items()},
     }
     if generation is not None:

@@ -258,6 +258,23 @@ def edges_of(settings: FrozenMap, generation: Generation, name: str) -> list[int
     return sorted(found) if found is not None and not _wrong_edges(found) else None
 
 
+_SPREAD: Final = ("attention_dp_degree", "cp_degree", "flash_decoding_enabled", "pa_num_blocks")
+"""Keys of NxD Inference with which a core keeps less than all sequences at their full length."""
+
+
+def memory_of(settings: FrozenMap) -> dict[str, Json]:
+    """What keys for Neuron say of weights and cache, in the words of `compat`: less memory than they would be."""
+    given = settings["neuron_config"]
+    found: dict[str, Json] = {}
+    if given.get("quantized") or given.get("quantization"):
+        found["quantization"] = str(given.get("quantization_dtype") or given.get("quantization") or "int8")
+    if given.get("kv_cache_quant") or given.get("kv_quant_config"):
+        found["kv_cache_dtype"] = "fp8"
+    if any(given.get(key) for key in _SPREAD):
+        found["kv_cache_bounded"] = True
+    return found
+
+
 def most_tokens(settings: FrozenMap, generation: Generation, length: int | None) -> int | None:
     """Prompt tokens that generation 2 computes in one step: the last prefill bucket, which has to be exactly that."""
     if generation.bucket_rule != "native":
