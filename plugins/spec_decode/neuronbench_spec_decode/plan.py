@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from neuronbench.model import Json, Point, closest
-from neuronbench_spec_decode.prompts import CATEGORIES
+from neuronbench_spec_decode.prompts import CATEGORIES, texts
 
 OWN: Final = "speculative_config"
 """A provider that has a parameter of this name is given it; any other gets it among vLLM's arguments."""
@@ -84,17 +84,27 @@ class Plan:
 
     @classmethod
     def of(cls, point: Point) -> Self:
-        """Read the point's parameters. Raises `ValueError` that says what was expected."""
-        ks = point["ks"]
+        """Read the point's parameters. Raises `ValueError` that says what was expected.
+
+        On a command line commas part the values of an axis, so that a list is written with dashes: `ks=0-2-4`.
+        """
+        ks, categories = _listed(point["ks"]), _listed(point.get("categories", list(CATEGORIES)))
         if not _whole(ks, 0) or sorted({0, *ks}) != list(ks) or len(ks) < 2:
-            raise ValueError(f"ks: expected draft lengths that rise from 0, such as [0, 2, 4], found {ks!r}")
+            raise ValueError(
+                "ks: expected draft lengths that rise from 0, such as [0, 2, 4] in a grid or --nb-set ks=0-2-4; "
+                f"found {point['ks']!r}"
+            )
+        if not categories or not set(categories) <= set(CATEGORIES):
+            raise ValueError(f"categories: expected some of {', '.join(CATEGORIES)}, found {point['categories']!r}")
         name, drafters = point["drafter"], point["drafters"]
         if name not in drafters:
             raise ValueError(f"drafter: expected one of {', '.join(drafters)}, found {name!r}{closest(name, drafters)}")
-        categories = point.get("categories", list(CATEGORIES))
         for key, least in (("rounds", 1), ("prompts", 1), ("prompt_tokens", 1), ("output_tokens", 2)):
             if not _whole([point[key]], least):
                 raise ValueError(f"{key}: expected a whole number from {least}, found {point[key]!r}")
+        most = min(len(texts(category)) for category in categories)
+        if point["prompts"] > most:
+            raise ValueError(f"prompts: expected 1 to {most} of each category, found {point['prompts']}")
         if not _whole([point.get("judged", 0)], 0):
             raise ValueError(f"judged: expected a whole number from 0, found {point['judged']!r}")
         return cls(
@@ -107,6 +117,13 @@ class Plan:
     def legs(self) -> list[tuple[int, int]]:
         """(round, k) in the order they are run: up the ladder, then down, so that a drift falls on all alike."""
         return [(turn, k) for turn in range(self.rounds) for k in (self.ks if turn % 2 == 0 else self.ks[::-1])]
+
+
+def _listed(value: Any) -> Any:
+    """A list that may have been written as text: `0-2-4`, `chat-repeat`; a single one as a list of it."""
+    if isinstance(value, str):
+        return [int(part) if part.isdecimal() else part for part in value.split("-")]
+    return value if isinstance(value, Sequence) else [value]
 
 
 def _whole(values: Any, least: int) -> bool:

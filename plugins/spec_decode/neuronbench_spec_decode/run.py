@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from neuronbench.model import Failure, Point
+from neuronbench.protocols import PointFailure
 from neuronbench_spec_decode import table
 from neuronbench_spec_decode.judge import Judged, judge
 from neuronbench_spec_decode.ladder import Climb, climb
@@ -11,6 +13,17 @@ from neuronbench_spec_decode.plan import Plan
 
 PART: Final = "speculation"
 """Of the record's workload, and the name of its table."""
+
+
+def planned(point: Point) -> Plan:
+    """The plan of a point; raises `PointFailure` for parameters that cannot be, before anything boots."""
+    try:
+        return Plan.of(point)
+    except ValueError as error:
+        text, remedy = str(error), "correct the grid, or what was given with --nb-set"
+        raise PointFailure(
+            Failure(kind="bad_parameters", phase="boot", message=text, causal_line=text, remedy=remedy)
+        ) from error
 
 
 def ladder(measure: Any, plan: Plan) -> Judged:

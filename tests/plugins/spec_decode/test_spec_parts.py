@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from neuronbench import Point, ResourceSpec, modelfiles
+from neuronbench import Point, PointFailure, ResourceSpec, modelfiles
 from neuronbench.model import FrozenMap
 from neuronbench.testing.truth.process import TruthServer
 
@@ -20,6 +20,7 @@ from neuronbench_spec_decode import asking, prompts, shallow
 from neuronbench_spec_decode.counters import Reader, disagreement
 from neuronbench_spec_decode.host import CpuTimes
 from neuronbench_spec_decode.plan import Drafter, Plan
+from neuronbench_spec_decode.run import planned
 
 PARAMS: dict[str, Any] = {
     "ks": [0, 2, 4], "drafter": "ngram", "rounds": 2, "prompts": 2, "prompt_tokens": 96, "output_tokens": 48,
@@ -48,6 +49,11 @@ def test_the_ladder_goes_up_and_down() -> None:
         ({"ks": [0]}, "ks: expected"),
         ({"ks": [0, 4, 2]}, "ks: expected"),
         ({"ks": [0, True]}, "ks: expected"),
+        ({"ks": "[0"}, r"--nb-set ks=0-2-4; found '\[0'"),
+        ({"ks": 2}, "found 2"),
+        ({"categories": "poems"}, "categories: expected some of code, chat, summarise, repeat, found 'poems'"),
+        ({"prompts": 5}, "prompts: expected 1 to 4 of each category, found 5"),
+        ({"categories": []}, "categories: expected some of"),
         ({"drafter": "ngrm"}, "drafter: expected one of ngram, found 'ngrm'"),
         ({"drafters": {"ngram": {"model": "x"}}}, "drafters.ngram: expected a table with a `method`"),
         ({"drafters": {"ngram": {"method": "draft_model", "model": "shallow:x"}}}, "a number of layers to leave out"),
@@ -59,6 +65,16 @@ def test_the_ladder_goes_up_and_down() -> None:
 def test_what_cannot_be_meant_is_refused(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Plan.of(point(**changed))
+    with pytest.raises(PointFailure, match=words) as caught:
+        planned(point(**changed))
+    assert (caught.value.failure.kind, caught.value.failure.phase) == ("bad_parameters", "boot")
+    assert "--nb-set" in caught.value.failure.remedy
+
+
+def test_a_ladder_may_be_given_on_a_command_line() -> None:
+    plan = planned(point(ks="0-1-3", categories="chat-repeat"))
+    assert (plan.ks, plan.categories) == ((0, 1, 3), ("chat", "repeat"))
+    assert planned(point(categories="code")).categories == ("code",)
 
 
 def test_a_provider_is_told_by_its_own_parameter_or_among_vllms_arguments() -> None:
