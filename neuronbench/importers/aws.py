@@ -19,7 +19,7 @@ from neuronbench.definitions import metric
 from neuronbench.importers.aws_columns import INSTANCE, Column, column, decimals, is_header, number
 from neuronbench.importers.aws_tables import Page, Table, read
 from neuronbench.importers.base import Imported, text, whole
-from neuronbench.importers.safe import ImportFailure
+from neuronbench.importers.safe import ImportFailure, few_enough
 from neuronbench.model import FrozenMap, Gate, Json, Metric
 
 EDITION: Final = "imported"
@@ -57,6 +57,7 @@ def aws(path: Path) -> Sequence[Imported]:
             f"{path}: expected a table with Model, Inst. Type, a rate such as 'Throughput (inference/sec)' and a "
             f"fourth column that is known, such as Batch Size, found {text(seen, 300)}"
         )
+    few_enough(path, sum(len(table.rows) for table in tables))
     lines = [line for table in tables for line in _lines(path, table, page)]
     among = [line.row for line in lines]
     updated = re.search(r"last update:?\s*(\w+\.? \w+,? \d{4})", page.text, re.IGNORECASE)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from neuronbench.definitions import metric
 from neuronbench.engines.base import number
 from neuronbench.importers.base import Imported, instant, mapping, plain, text, whole
-from neuronbench.importers.safe import read_json
+from neuronbench.importers.safe import few_enough, read_json
 from neuronbench.model import Json, Metric
 
 _INTERPOLATED: Final = "percentiles interpolate between observations"
@@ -26,6 +26,7 @@ def pytest_benchmark(path: Path) -> Sequence[Imported]:
         "harness.python": plain(machine.get("python_version")),
     }
     found = []
+    few_enough(path, len(data["benchmarks"]))
     for entry in data["benchmarks"]:
         stats = mapping(entry["stats"], "stats")
         rounds = whole(stats["rounds"]) or 0
@@ -73,6 +74,7 @@ def nxdi(path: Path) -> Sequence[Imported]:
 def nxdi_blocks(data: Mapping[str, Any], path: Path, *, name: str) -> Sequence[Imported]:
     """The sub-models of a report that was read already. Raises `KeyError` when there is none."""
     found = []
+    few_enough(path, len(data))
     for model, block in data.items():
         if not (isinstance(block, Mapping) and any(key.startswith("latency_ms_") for key in block)):
             continue

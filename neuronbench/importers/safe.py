@@ -16,6 +16,9 @@ from typing import Any, Final
 LIMIT_BYTES: Final = 64 * 1024 * 1024
 """A result file of any of these tools is far smaller; what is larger is a mistake or an attack."""
 LIMIT_FILES: Final = 20_000
+LIMIT_RESULTS: Final = 20_000
+"""Of one import: each becomes a folder. Of one file too, before any is looked at: in memory a result takes 300 times
+the room that it may take in a file."""
 _ARCHIVES: Final = {b"PK\x03\x04": "a zip archive", b"\x1f\x8b": "a gzip file", b"BZh": "a bzip2 file",
                     b"\xfd7zXZ": "an xz file", b"\x28\xb5\x2f\xfd": "a zstd file"}  # fmt: skip
 
@@ -68,10 +71,17 @@ def read_json(path: Path) -> Any:
 def read_json_lines(path: Path) -> list[Any]:
     """The file's JSON, or that of each of its lines where each is an object of its own. Raises `ImportFailure`."""
     text = read_text(path)
+    few_enough(path, text.count("\n"), "lines")
     lines = [line for line in text.split("\n") if line.strip()]  # U+2028 and its like end no line of JSON
     if len(lines) > 1 and all(line.startswith("{") and line.rstrip().endswith("}") for line in lines):
         return [_parsed(path, line) for line in lines]
     return [_parsed(path, text)]
+
+
+def few_enough(path: Path, count: int, what: str = "results") -> None:
+    """Raises `ImportFailure` for a file of more than `LIMIT_RESULTS` results."""
+    if count > LIMIT_RESULTS:
+        raise ImportFailure(f"{path}: expected at most {LIMIT_RESULTS:,} {what}, found {count:,}; import a part of it")
 
 
 def _parsed(path: Path, text: str) -> Any:

@@ -14,7 +14,7 @@ from neuronbench.engines.guidellm import GuideLLM
 from neuronbench.engines.vllm import VLLM
 from neuronbench.importers import guidellm_first
 from neuronbench.importers.base import Imported, instant, mapping, plain, text, whole
-from neuronbench.importers.safe import read_json, read_json_lines
+from neuronbench.importers.safe import few_enough, read_json, read_json_lines
 from neuronbench.model import Failure, Gate, Json
 
 LANE: Final = "serving"
@@ -48,8 +48,11 @@ def guidellm(path: Path) -> Sequence[Imported]:
     """guidellm's JSON: one result a benchmark (a rate or a number of streams) of its list."""
     data = mapping(read_json(path), "the result")
     if guidellm_first.is_first(data):
-        return [_first(path, index, each) for index, each in enumerate(guidellm_first.benchmarks(data))]
+        runs = guidellm_first.benchmarks(data)
+        few_enough(path, len(runs))
+        return [_first(path, index, each) for index, each in enumerate(runs)]
     found = []
+    few_enough(path, len(data["benchmarks"]))
     for index, benchmark in enumerate(data["benchmarks"]):
         reading = GuideLLM().parse({"benchmarks": [benchmark]})
         strategy = mapping(_strategy(benchmark), "its strategy")

@@ -14,7 +14,7 @@ from typing import Final
 
 from neuronbench.importers.base import UNKNOWN, Imported, Kind, read, text
 from neuronbench.importers.plausible import checked
-from neuronbench.importers.safe import ImportFailure, files, read_bytes
+from neuronbench.importers.safe import LIMIT_RESULTS, ImportFailure, files, read_bytes
 from neuronbench.model import (
     Environment,
     FrozenMap,
@@ -34,8 +34,6 @@ COPY_LIMIT_BYTES: Final = 2 * 1024 * 1024
 """A source file up to this size is kept beside the receipt; of a larger one the digest."""
 COPIES_LIMIT_BYTES: Final = 16 * 1024 * 1024
 """A file with so many results that its copies would be larger than this is kept with the first of them only."""
-LIMIT_RESULTS: Final = 20_000
-"""Of one import: each becomes a folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -306,6 +306,28 @@ def test_many_results_are_bounded_and_so_are_their_copies(tmp_path: Path, monkey
         gather(KINDS["aws"], path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("vllm", '{"completed": 1, "model_id": "m"}\n' * 200),
+        ("guidellm", json.dumps({"benchmarks": [{}] * 200})),
+        ("guidellm", json.dumps({"benchmarks": [{"benchmarks": [{}] * 100}] * 2})),
+        ("pytest-benchmark", json.dumps({"benchmarks": [{}] * 200})),
+        ("nxdi", json.dumps({f"m{index}": {"latency_ms_p50": 1} for index in range(200)})),
+        ("aws", aws_pages.csv_text(aws_pages.ENCODER, aws_pages.rows("encoder") * 20)),
+    ],
+    ids=["vllm", "guidellm", "the first guidellm", "pytest-benchmark", "nxdi", "aws"],
+)
+def test_a_file_of_too_many_results_is_refused_before_they_are_made(
+    kind: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.8 MB of the shortest lines took 700 MB: a file within the limit of bytes would take all there is."""
+    path = tmp_path / ("many.csv" if kind == "aws" else "many.json")
+    path.write_text(content)
+    monkeypatch.setattr(safe, "LIMIT_RESULTS", 199)
+    assert "expected at most 199 " in refused(kind, path)
+
+
 def test_a_result_with_endless_figures(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps({**SOURCES["vllm"][1], **{f"figure_{index}": index for index in range(6000)}}))
