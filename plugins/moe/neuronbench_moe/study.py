@@ -19,8 +19,18 @@ SOURCES: Final = ("text", "random")
 
 
 def study(measure: Any, point: nb.Point) -> None:
-    """Ask the router of the point, and record."""
+    """Ask the router of the point, and record. Raises `PointFailure`, for parameters before anything is asked."""
+    if point["tokens"] not in SOURCES:
+        raise _bad(f"tokens: expected one of {', '.join(SOURCES)}, found {point['tokens']!r}")
+    sequences = point["sequences"]
+    odd = [batch for batch in point["batches"] if not 1 <= batch <= sequences]
+    if odd:
+        raise _bad(f"batches: expected 1 to {sequences}, the `sequences` that a step is taken from; found {odd}")
     with measure.lease("moe_router") as router:
+        experts = router.shape.experts
+        odd = [ranks for ranks in point["ranks"] if ranks < 1 or experts % ranks]
+        if odd:
+            raise _bad(f"ranks: expected divisors of {experts}, the number of experts; found {odd}")
         counted = int(router.told["parameters"])
         measure.gate(
             nb.Gate(
@@ -50,8 +60,6 @@ def rows_of(router: Router, point: nb.Point) -> list[list[int]]:
     source = point["tokens"]
     if source == "random":
         return router.random(point["sequences"], point["positions"], seed=0)
-    if source != "text":
-        raise _bad(f"tokens: expected one of {', '.join(SOURCES)}, found {source!r}")
     try:
         rows = datasets.read(datasets.find(str(point["texts"])))
     except datasets.DataError as error:
@@ -80,10 +88,7 @@ def record(measure: Any, found: routing.Routed, count: int, top_k: int, point: n
         even = routing.touched_evenly(count, top_k, batch)
         measure.metric("touched_vs_even", used / even, stat=f"b{batch}", n=n // batch)
     for ranks in point["ranks"]:
-        try:
-            busiest = routing.imbalance(routing.over_ranks(found.shares, ranks))
-        except ValueError as error:
-            raise _bad(str(error)) from error
+        busiest = routing.imbalance(routing.over_ranks(found.shares, ranks))
         measure.metric("rank_imbalance", float(busiest.max()), stat=f"ep{ranks}", n=n, note="worst layer")
     measure.record.tables[TABLE] = _write(measure.folder, found.shares)
 
@@ -106,5 +111,11 @@ def _write(folder: Path, shares: npt.NDArray[Any]) -> str:
 
 def _bad(text: str) -> nb.PointFailure:
     return nb.PointFailure(
-        nb.Failure(kind="bad_parameters", phase="window", message=text, causal_line=text, remedy="correct the grid")
+        nb.Failure(
+            kind="bad_parameters",
+            phase="window",
+            message=text,
+            causal_line=text,
+            remedy="correct the grid, or --nb-set",
+        )
     )

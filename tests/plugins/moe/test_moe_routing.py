@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from neuronbench import Point, PointFailure
+from neuronbench.model import FrozenMap
+
 pytest.importorskip("neuronbench_moe", reason="plugins/moe is not installed: make harness")
 
-from neuronbench_moe import routing
+from neuronbench_moe import routing, study
 
 
 def logits_for(choices: Any, experts: int) -> Any:
@@ -88,3 +94,31 @@ def test_how_decided_a_router_is() -> None:
 def test_what_is_no_routing_is_refused(call: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    ("params", "leased", "said"),
+    [
+        ({"tokens": "prose"}, False, "tokens: expected one of text, random, found 'prose'"),
+        ({"sequences": 8}, False, r"batches: expected 1 to 8, the `sequences` .* found \[32\]"),
+        ({"ranks": [2, 3]}, True, r"ranks: expected divisors of 16, .* found \[3\]"),
+    ],
+)
+def test_a_study_that_cannot_be_is_refused_before_the_router_is_asked(
+    params: dict[str, Any], leased: bool, said: str
+) -> None:
+    """They were found out when all was measured; a batch that is too large as an error without a remedy."""
+    given = {"tokens": "text", "sequences": 32, "positions": 4, "batches": [1, 32], "ranks": [2, 8], **params}
+    point = Point(benchmark="b.py::f", lane="moe", backend="cpu", params=FrozenMap(given), id="p")
+    asked: list[str] = []
+
+    class Measure:
+        @contextlib.contextmanager
+        def lease(self, kind: str) -> Iterator[Any]:
+            asked.append(kind)
+            yield SimpleNamespace(shape=SimpleNamespace(experts=16), told={})
+
+    with pytest.raises(PointFailure, match=said) as caught:
+        study.study(Measure(), point)
+    assert caught.value.failure.kind == "bad_parameters"
+    assert asked == (["moe_router"] if leased else [])
