@@ -23,7 +23,8 @@ def main(arguments: list[str]) -> int:
         print(f"usage: neuron_parallel_compile {words}", file=sys.stderr)
         return 2
     root = Path(os.environ["NEURONBENCH_NEURON_ROOT"])
-    cache = Path(os.environ.get("NEURON_COMPILE_CACHE_URL") or root / "var/tmp/neuron-compile-cache")
+    told = os.environ.get("NEURON_COMPILE_CACHE_URL") or str(root / "var/tmp/neuron-compile-cache")
+    cache = root / "var/tmp/stores" / told.replace("://", "/") if "://" in told else Path(told)
     if command != "compile":
         done = subprocess.run(arguments, env={**os.environ, "NEURON_EXTRACT_GRAPHS_ONLY": "1"})
         if done.returncode:

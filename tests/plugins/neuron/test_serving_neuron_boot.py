@@ -208,6 +208,14 @@ def test_what_a_server_compiled_is_a_cache_that_is_in_use_while_it_runs(rig: Rig
     assert not known[caches.SERVED].entries()[0].in_use
 
 
+def test_a_cache_in_a_store_is_no_folder_here(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(rig.folder)
+    server = rig.boot(compile_cache="s3://bucket/cache")
+    assert server.facts["env"]["NEURON_COMPILE_CACHE_URL"] == "s3://bucket/cache"
+    assert not list(rig.folder.glob("s3*"))
+    assert list((rig.box.root / "var/tmp/stores/s3/bucket/cache").rglob("model.done"))
+
+
 # -- what goes wrong
 
 

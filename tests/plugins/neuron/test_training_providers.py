@@ -12,6 +12,7 @@ import pytest
 from neuronbench_neuron.backend import NeuronBackend
 from neuronbench_neuron.training import provider as trainers
 from neuronbench_neuron.training import rules
+from neuronbench_neuron.training.handlers import graphs
 from training_boxes import furnish
 
 from neuronbench import BackendInfo, ProviderInfo, config
@@ -186,3 +187,15 @@ def test_the_compile_cache_is_always_said(host: Host, monkeypatch: pytest.Monkey
     assert trainers.cache_folder("/cache", found) == "/cache"
     monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", "s3://bucket/cache")
     assert trainers.cache_folder(None, found) == "s3://bucket/cache"
+
+
+def test_graphs_of_a_cache_that_is_elsewhere_are_not_counted(tmp_path: Path) -> None:
+    """Nobody looks into a store while it trains: that is no witness of a run without compiles."""
+    before = graphs.kept(str(tmp_path))
+    assert before == set()
+    for name in ("MODULE_1+a", "MODULE_2+a"):
+        (tmp_path / "neuronxcc-2.21" / name).mkdir(parents=True)
+    (tmp_path / "neuronxcc-2.21" / "MODULE_1+a" / graphs.DONE).touch()
+    assert graphs.grown(before, graphs.kept(str(tmp_path))) == 1
+    assert graphs.kept("s3://bucket/cache") is None
+    assert graphs.grown(None, None) is graphs.grown(before, None) is None

@@ -115,7 +115,8 @@ def flags() -> list[str]:
 
 def cache() -> Path:
     root = Path(os.environ["NEURONBENCH_NEURON_ROOT"])
-    return Path(os.environ.get("NEURON_COMPILE_CACHE_URL") or root / "var/tmp/neuron-compile-cache")
+    told = os.environ.get("NEURON_COMPILE_CACHE_URL") or str(root / "var/tmp/neuron-compile-cache")
+    return root / "var/tmp/stores" / told.replace("://", "/") if "://" in told else Path(told)
 
 
 def module(name: str) -> Path:

@@ -24,6 +24,8 @@ from nb_worker.handlers.training.rig import Rig  # type: ignore[import-not-found
 from nb_worker.handlers.training.verbs import Trainer, first_words  # type: ignore[import-not-found,unused-ignore]  # noqa: E402
 from nb_worker.training.steplog import NO_NUMBERS  # type: ignore[import-not-found,unused-ignore]  # noqa: E402
 
+from . import graphs  # noqa: E402
+
 TOOL = "neuron_parallel_compile"
 STEPS = 2
 """Of the run that collects graphs: the second has what the first leaves."""
@@ -114,7 +116,7 @@ class Launcher(Trainer):  # type: ignore[misc,unused-ignore]
         few["checkpoint_every"] = 1 if job["checkpoint_every"] and steps > 1 else 0
         scratch = self._scratch / f"collect-{time.monotonic_ns()}"
         scratch.mkdir(parents=True)
-        before = self._graphs()
+        before = graphs.kept(self._cache_url)
         self._rig.say("collecting graphs and compiling them in parallel")
         begun = time.monotonic()
         try:
@@ -126,16 +128,11 @@ class Launcher(Trainer):  # type: ignore[misc,unused-ignore]
                 raise RuntimeError(f"{first_words(scratch)}{TOOL} ended with status {status}")
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        after = self._graphs()
+        after = graphs.kept(self._cache_url)
         return {
-            "precompiled": True, "seconds": time.monotonic() - begun, "graphs_before": len(before),
-            "graphs_compiled": len(after - before),
+            "precompiled": True, "seconds": time.monotonic() - begun,
+            "graphs_before": None if before is None else len(before), "graphs_compiled": graphs.grown(before, after),
         }  # fmt: skip
-
-    def _graphs(self) -> set[str]:
-        if "://" in self._cache_url:
-            return set()
-        return {path.parent.name for path in Path(self._cache_url).glob("neuronxcc-*/MODULE_*/model.done")}
 
     def _seeded(self) -> str | None:
         """Seeded weights are drawn here, once, on the host: the same for every number of ranks and on every backend."""

@@ -15,22 +15,14 @@ from nb_worker.handlers.training import model, run, state  # type: ignore[import
 from nb_worker.handlers.training.rig import Rig as BaseRig  # type: ignore[import-not-found,unused-ignore]
 from neuronx_distributed.parallel_layers import parallel_state  # type: ignore[import-not-found,unused-ignore]
 
-from . import barrier
+from . import barrier, graphs
 
 EXTRACTING = "NEURON_EXTRACT_GRAPHS_ONLY"
 """Set by `neuron_parallel_compile`: graphs are collected and nothing is computed, so every value is garbage."""
-DONE = "model.done"
 
 
 def extracting() -> bool:
     return os.environ.get(EXTRACTING) == "1"
-
-
-def graphs(cache: str) -> set[str]:
-    """Names of the graphs in a compile cache that is a folder; none where it is elsewhere."""
-    if "://" in cache:
-        return set()
-    return {path.parent.name for path in Path(cache).glob(f"neuronxcc-*/MODULE_*/{DONE}")}
 
 
 class Rig(BaseRig):  # type: ignore[misc,unused-ignore]
@@ -97,7 +89,7 @@ class Run(run.Run):  # type: ignore[misc,unused-ignore]
             return True
         on = super().step_ends(step)
         if self._graphs_at_first is None and self.rank == 0:
-            self._graphs_at_first = graphs(self.rig.cache_url)
+            self._graphs_at_first = graphs.kept(self.rig.cache_url)
         return bool(on)
 
     def train(self) -> dict[str, Any]:
@@ -119,8 +111,9 @@ class Run(run.Run):  # type: ignore[misc,unused-ignore]
 
     def ended(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        if self.rank == 0 and self._graphs_at_first is not None:
-            found["compiles_in_window"] = len(graphs(self.rig.cache_url) - self._graphs_at_first)
+        compiled = graphs.grown(self._graphs_at_first, graphs.kept(self.rig.cache_url)) if self.rank == 0 else None
+        if compiled is not None:
+            found["compiles_in_window"] = compiled
         return found
 
     # -- facts

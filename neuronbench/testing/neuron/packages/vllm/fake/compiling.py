@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Final
@@ -39,8 +40,11 @@ class Compiler:
             self.folder = Path(kept) / "neuron" / "compile_cache"
         else:
             # That of the made-up host: the real one's is never touched.
-            default = Path(os.environ.get("NEURONBENCH_NEURON_ROOT") or "/") / "var/tmp/neuron-compile-cache"
-            self.folder = Path(os.environ.get("NEURON_COMPILE_CACHE_URL") or default) / COMPILER
+            root = Path(os.environ.get("NEURONBENCH_NEURON_ROOT") or "/")
+            url = os.environ.get("NEURON_COMPILE_CACHE_URL") or str(root / "var/tmp/neuron-compile-cache")
+            # s3://... is no folder of whoever runs it; environments are in the made-up host's /opt
+            store = Path(sys.prefix).parents[1] / "var/tmp/stores" / url.replace("://", "/")
+            self.folder = (store if "://" in url else Path(url)) / COMPILER
 
     def key(self, graph: str) -> str:
         plan = self.plan
