@@ -167,6 +167,15 @@ def check_cut(point: Point, cut: int, least: float) -> None:
         )
 
 
+def check_load(point: Point, known: tuple[str, ...]) -> None:
+    """Raise `ValueError` for a kind of load that there is not, for no client, or for no time."""
+    if point["load"] not in known:
+        _refuse("load", known, point["load"])
+    for name, value in (("concurrency", point["concurrency"]), ("window_s", point["window_s"])):
+        if value <= 0:
+            _refuse(name, ("a number above 0",), value)
+
+
 def embed(embedder: Embedder, texts: list[str]) -> tuple[Embedded, float]:
     """All of them, and the wall in seconds. The first is embedded beforehand, untimed."""
     embedder.embed(texts[:1])

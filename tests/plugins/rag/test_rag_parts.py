@@ -12,6 +12,7 @@ pytest.importorskip("neuronbench_rag", reason="plugins/rag is not installed: mak
 
 import numpy as np
 from neuronbench_rag import agent, assemble, corpus, generate, results, together
+from neuronbench_rag.benchmarks import bench_rag
 from neuronbench_rag.embedders import PADDING_LIMIT, CompiledEmbedder, EndpointEmbedder, HashingEmbedder, apart, unit
 from neuronbench_rag.generate import AskFailed
 from neuronbench_rag.pipeline import Query, Run, Stage
@@ -65,6 +66,21 @@ def test_parameters_that_cannot_be_are_known_before_anything_is_leased(params: d
     given = Point(benchmark="b", lane="rag", backend="fake", params=FrozenMap({"embed_model": "m", **params}))
     with pytest.raises(PointFailure, match=said) as caught, assemble.assembled(Never(), given):
         pass
+    assert caught.value.failure.kind == "bad_parameters"
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"load": "burst"}, "load: expected retrieval or answers or pair, found 'burst'"),
+        ({"concurrency": 0}, "concurrency: expected a number above 0, found 0"),
+        ({"window_s": 0.0}, r"window_s: expected a number above 0, found 0\.0"),
+    ],
+)
+def test_a_load_that_is_none_is_refused_before_the_host_is_looked_at(params: dict[str, Any], said: str) -> None:
+    given = FrozenMap({"load": "retrieval", "concurrency": 1, "window_s": 1.0, **params})
+    with pytest.raises(PointFailure, match=said) as caught:
+        bench_rag.bench_load(None, Point(benchmark="b", lane="rag", backend="fake", params=given))
     assert caught.value.failure.kind == "bad_parameters"
 
 

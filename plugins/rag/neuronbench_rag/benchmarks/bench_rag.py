@@ -4,7 +4,7 @@ from typing import Any
 
 import neuronbench as nb
 from neuronbench_rag import agent, haystack, results, together
-from neuronbench_rag.assemble import assembled, check_cut, checked, embedder_accuracy
+from neuronbench_rag.assemble import assembled, check_cut, check_load, checked, embedder_accuracy
 from neuronbench_rag.pipeline import each, loaded
 
 LOADS = ("retrieval", "answers", "pair")
@@ -49,9 +49,8 @@ def bench_answers(measure: Any, point: nb.Point) -> None:
 @nb.bench(lane="rag", grid="rag/load", leases=("vector_store", "compiled_model", "endpoint"))
 def bench_load(measure: Any, point: nb.Point) -> None:
     """Questions per second of clients that ask without a pause; or embedder and model beside each other, as a pair."""
+    checked(lambda: check_load(point, LOADS))
     results.quiet_gate(measure)
-    if point["load"] not in LOADS:
-        raise ValueError(f"load: expected one of {', '.join(LOADS)}, found {point['load']!r}")
     with assembled(measure, point, generates=point["load"] != "retrieval") as setup:
         if point["load"] == "pair":
             together.measure_together(measure, setup, seconds=point["window_s"])
