@@ -132,6 +132,18 @@ def test_every_generation_starts_answers_and_says_what_it_is(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("rig", ["1b", "2b"], indirect=True)
+def test_the_monitor_of_its_host_sees_a_server_on_its_cores(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURONBENCH_NEURON_ROOT", str(rig.box.root))
+    server = rig.boot(tensor_parallel=2)
+    (seen,) = (rig.box.root / "run/neuron/runtimes").iterdir()
+    attached, *executions = [json.loads(line) for line in seen.read_text(encoding="utf-8").splitlines()]
+    assert attached["cores"] == list(server.facts["cores"])
+    assert executions  # the requests of each size
+    server.stop()
+    assert not seen.exists()
+
+
+@pytest.mark.parametrize("rig", ["1b", "2b"], indirect=True)
 def test_the_second_start_is_warm_and_known_to_be(rig: Rig) -> None:
     rig.boot().stop()
     again = rig.boot()

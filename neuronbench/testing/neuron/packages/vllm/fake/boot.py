@@ -88,14 +88,15 @@ def _serve(made: plan.Plan, told: Told, compiler: Compiler, working: int, *, por
     from neuronbench.testing.truth.settings import Settings
 
     from .service import NeuronService
+    from .watched import Runtime
 
     settings = Settings(
         port=port, ttft_ms=told.ttft_ms, tpot_ms=told.tpot_ms, max_concurrency=working, models=(made.served,),
         max_model_len=made.length, prefix_cache=made.prefix_caching,
     )  # fmt: skip
-    capture = Capture(asynchronous=made.native)
+    capture, runtime = Capture(asynchronous=made.native), Runtime()
     service = functools.partial(
-        NeuronService, plan=made, told=told, compiler=compiler, startup_s=startup_s, capture=capture
+        NeuronService, plan=made, told=told, compiler=compiler, startup_s=startup_s, capture=capture, runtime=runtime
     )
 
     def ready(url: str) -> None:
@@ -106,3 +107,4 @@ def _serve(made: plan.Plan, told: Told, compiler: Compiler, working: int, *, por
         serve(settings, service=service, ready=ready)
     finally:
         capture.close()
+        runtime.close()

@@ -18,6 +18,7 @@ from .failing import fail
 from .plan import Plan
 from .profiling import Capture
 from .settings import Told
+from .watched import Runtime
 
 _SEQS = tuple(2**power for power in range(8))
 _TOKENS = tuple(2**power for power in range(5, 15))
@@ -53,11 +54,11 @@ class NeuronService(Service):
 
     def __init__(
         self, settings: Settings, loop: Loop, slow_accept: Callable[[int], None], *, plan: Plan, told: Told,
-        compiler: Compiler, startup_s: float, capture: Capture,
+        compiler: Compiler, startup_s: float, capture: Capture, runtime: Runtime,
     ) -> None:  # fmt: skip
         super().__init__(settings, loop, slow_accept)
         self.plan, self.told, self.compiler, self.startup_s = plan, told, compiler, startup_s
-        self.capture = capture
+        self.capture, self.runtime = capture, runtime
         self.executions: dict[str, float] = {}
         self.seqs, self.batched = Bucketed(_SEQS), Bucketed(_TOKENS)
         self._answered = 0
@@ -89,7 +90,7 @@ class NeuronService(Service):
             edge = _edge(self.plan.prefill, part + self.told.off_by_one)
             name = f"prefill_s{edge}"
             self.compiler.graph(name)
-            self._ran(name, 1.0)
+            self._ran(name, 1.0, (self.told.ttft_ms * 1e3 + edge * self.told.prefill_us) / 1e6)
             self.batched.observe(name, edge - part)
             sizes.append(edge)
             left -= part
@@ -100,11 +101,13 @@ class NeuronService(Service):
         name = f"decode_b{edge}"
         self.compiler.graph(name)
         share = max(0, steps) / at_once
-        self._ran(name, share)
+        self._ran(name, share, share * (self.told.tpot_ms * 1e3 + edge * self.told.decode_us) / 1e6)
         self.seqs.observe(name, edge - at_once, share)
 
-    def _ran(self, name: str, times: float) -> None:
+    def _ran(self, name: str, times: float, seconds: float) -> None:
+        """All executions of a request's steps count as one that takes `seconds`: they end together here."""
         if not self.told.idle_device:
+            self.runtime.executed(seconds)
             self.executions[name] = self.executions.get(name, 0.0) + times
             self.capture.ran(name)
 
