@@ -72,6 +72,8 @@ class Row:
     """The smallest true change that so many repeats find with a chance of 80 %, on the scale of `change`."""
     reason: str = ""
     """Why it is inconclusive or incomparable."""
+    lone: bool = False
+    """One session against another, and no history: nothing shows how far apart two sessions are by themselves."""
     differences: Sequence[Difference] = ()
     marks: Sequence[str] = ()
     """What has to be said beside the verdict: `provisional (...)`, `imported`, `advisory`, what was allowed."""

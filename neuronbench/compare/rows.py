@@ -181,6 +181,7 @@ def _row(
     return replace(
         row,
         floor=floor,
+        lone=past is None and _lone(base, head),
         marks=[*row.marks, *few],
         verdict=Verdict.INCONCLUSIVE,
         change=found.difference,
@@ -212,6 +213,11 @@ def _repeats(side: Sequence[Reading], kind: MetricKind, name: str) -> tuple[list
 def _on_log_scale(kind: MetricKind, first: Sequence[float], second: Sequence[float]) -> bool:
     """Ratios, but for shares and for what is zero or negative somewhere."""
     return kind.unit != "share" and all(value > 0 for value in (*first, *second))
+
+
+def _lone(base: Sequence[Reading], head: Sequence[Reading]) -> bool:
+    sessions = [{r.session for r in side} for side in (base, head)]
+    return len(sessions[0]) == len(sessions[1]) == 1 and sessions[0] != sessions[1]
 
 
 def _scaled(values: Sequence[float], *, log: bool) -> float:

@@ -17,6 +17,7 @@ from neuronbench.compare.result import Comparison, Described, Overall, Row, Verd
 from neuronbench.compare.rows import Options, rows_of
 from neuronbench.compare.selecting import Side
 
+LONE: Final = "advisory: one session a side, and no history of how far sessions are apart by themselves"
 _MEAN_FROM: Final = 3
 """Points from which on a mean over points has an interval."""
 
@@ -101,7 +102,9 @@ def _verdict(row: Row, adjusted: float) -> Row:
     band, size = row.floor.size, abs(row.change)
     if adjusted <= intervals.ALPHA and size > band:
         worse = (row.change > 0) == (row.metric.better == "lower")
-        return replace(row, verdict=Verdict.REGRESSED if worse else Verdict.IMPROVED, p_adjusted=adjusted)
+        marks = [*row.marks, LONE] if row.lone else row.marks
+        said = Verdict.REGRESSED if worse else Verdict.IMPROVED
+        return replace(row, verdict=said, p_adjusted=adjusted, marks=marks)
     if -band <= row.low and row.high <= band:
         return replace(row, verdict=Verdict.UNCHANGED, p_adjusted=adjusted)
     needed = intervals.repeats_needed(row.change, row.sd, band)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from neuronbench.compare import Bands, Comparison, Options, Row, Verdict, compare
 from neuronbench.compare.history import past
+from neuronbench.compare.verdicts import LONE
 from neuronbench.definitions import metric
 from neuronbench.model import Failure, Gate, Metric, Outcome, Provenance
 
@@ -247,6 +248,20 @@ def test_history_widens_the_floor_and_stands_in_for_repeats(bench: Bench) -> Non
     assert "history: spread of 8 sessions" in row.floor.text
     assert row.floor.size > math.log(1.03)
     assert any(mark.startswith("advisory") for mark in row.marks)
+
+
+def test_one_session_against_another_is_advice_unless_history_knows_how_far_sessions_are_apart(bench: Bench) -> None:
+    for number in range(1, 8):
+        slower = 1.3 if number == 7 else 1.0
+        bench.series(bench.session(str(number)), [slower * value for value in BASE])
+    selector = bench.selector()
+    one, two = selector.side("latest~1"), selector.side("latest")
+    (row,) = compare(one, two).rows
+    assert (row.verdict, list(row.marks)) == (Verdict.REGRESSED, [LONE])
+    (row,) = compare(selector.side("latest~1,latest~2"), two).rows
+    assert (row.verdict, list(row.marks)) == (Verdict.REGRESSED, [])
+    (row,) = compare(one, two, Options(history=past(selector, (one, two), 20))).rows
+    assert (row.verdict, list(row.marks)) == (Verdict.REGRESSED, [])
 
 
 def test_a_quiet_history_lets_a_single_repeat_speak(bench: Bench) -> None:
