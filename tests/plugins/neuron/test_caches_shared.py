@@ -395,6 +395,14 @@ def test_status_verify_and_clean_locks_speak_of_compile_caches(bench: Bench) -> 
     assert caches.snapshot(bench.cache).of("done") == (f"{COMPILER}/MODULE_1+d41d8cd9",)
 
 
+def test_a_place_that_is_no_folder_is_said(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    bench.patch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path / "file"))
+    status, said = bench.run("status")
+    assert status == 0
+    assert f"{tmp_path / 'file'} (NEURON_COMPILE_CACHE_URL) is no folder" in " ".join(said.split())
+
+
 def test_compiled_artifacts_of_neuron_are_a_hit_on_a_box_of_the_same_kind_alone(bench: Bench, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
 

@@ -49,7 +49,9 @@ def of(settings: Any, host: Hardware, environ: Mapping[str, str]) -> list[Compil
         told = list(notes(environ)) if place.kind == "xla" else []
         if place.folder is None:
             told.append(f"{place.url} ({place.source}) is not on this host; it is not looked at")
-        elif not place.folder.is_dir() and (place.kind != "xla" or not host.nodes):
+        elif place.folder.exists() and not place.folder.is_dir():
+            told.append(f"{place.url} ({place.source}) is no folder: whoever compiles fails there; name another")
+        elif not place.folder.exists() and (place.kind != "xla" or not host.nodes):
             continue
         folder = place.folder if place.folder is not None else settings.cache_dir / "neuron-elsewhere"
         found.append(CompileCache(folder, place.kind, stacks=stacks, core=core, notes=told))
