@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -29,6 +30,21 @@ REMEDIES: Final[Mapping[str, str]] = {
     "logs (/tmp/ray/session_latest/logs)",
     "session_died": "the point was placed again; the end of pytest's output is attached",
 }
+
+
+NOT_RUN: Final = "not run: "
+"""How the reason of points begins that were left out after a failure which made the host useless."""
+
+
+def left_open(facts: Mapping[str, Sequence[object]], read: Read) -> str:
+    """The outcome of a receipt that says no more than that its point is to be measured yet, which another box can do:
+    the host had become useless before, or pytest was ended. Empty for any other receipt."""
+    size = int(str(facts["record.json"][1]))
+    if size > 1 << 20:
+        return ""
+    told = json.loads(read("record.json", 0, size))
+    not_run = told["outcome"] == Outcome.SKIPPED and str(told["reason"]).startswith(NOT_RUN)
+    return str(told["outcome"]) if not_run or told["outcome"] == Outcome.INTERRUPTED else ""
 
 
 class Landing:

@@ -7,7 +7,6 @@ never comes in: nobody asks it any more.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from neuronbench.receipts import utc_now
 from neuronbench.sinks.contents import RestoreError
 from neuronbench_ray.place import fleet
 from neuronbench_ray.place.agent import Job, Order
+from neuronbench_ray.place.landing import left_open
 from neuronbench_ray.place.ledger import Attempt, Ledger
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ SILENT_S: Final = 180.0
 STOP_S: Final = 30.0
 CLOSE_S: Final = 10.0
 """How long the tidying up on nodes may take at the end."""
-NOT_RUN: Final = "not run: "
-"""How the reason of points begins that were left out after a failure which made the host useless."""
+INTERRUPTED: Final = 2
+"""pytest's status when it was asked to end, and also when it could not collect."""
 
 Join = Callable[["Node"], Any]
 """Asks a node that came later what it can measure; a reference."""
@@ -225,9 +225,15 @@ class Run:
         for running in self._running.values():
             refs[running.ref] = partial(self._heard, running)
         began = time.monotonic()
-        for ref in fleet.ready(list(refs), wait_s):
+        ready = fleet.ready(list(refs), wait_s)
+        busy = time.monotonic()
+        for ref in ready:
             refs[ref](ref)
+        busy = time.monotonic() - busy
         for running in list(self._running.values()):
+            running.heard = min(
+                running.heard + busy, time.monotonic()
+            )  # a large receipt, or a store out of reach: who waited for the head was not silent
             if time.monotonic() - running.heard > SILENT_S:
                 self._gone(
                     running.member, "worker_lost", f"{running.member.node.name} has not answered for {SILENT_S:g} s"
@@ -304,8 +310,11 @@ class Run:
         names = {item.name for item in attempt.group.items}
         for name, facts in told["receipts"].items():
             read = partial(self._read, running, name)
-            if name in names and self._was_not_run(read, facts):
+            left = left_open(facts, read) if name in names else ""
+            if left == Outcome.SKIPPED:
                 running.not_run.add(name)
+            elif left == Outcome.INTERRUPTED and not self.result.interrupted:
+                pass  # pytest was ended there and not from here, say its host goes down: lost, as `_ended` finds
             elif refusal := self.ledger.refusal(attempt, name):
                 self.screen.warn(f"{attempt.box.name}: {name} is refused: {refusal}")
             else:
@@ -326,15 +335,6 @@ class Run:
         )
         return piece
 
-    @staticmethod
-    def _was_not_run(read: Callable[[str, int, int], bytes], facts: Mapping[str, Sequence[Any]]) -> bool:
-        """Whether a receipt only says that its host had become useless before: another box can do better."""
-        size = int(facts["record.json"][1])
-        if size > 1 << 20:
-            return False
-        told = json.loads(read("record.json", 0, size))
-        return told["outcome"] == Outcome.SKIPPED and str(told["reason"]).startswith(NOT_RUN)
-
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _ended(self, running: Running, returncode: int) -> None:
@@ -347,6 +347,11 @@ class Run:
             self.ledger.again(attempt, set(left))
         elif left and not self.result.interrupted and (returncode < 0 or returncode > 128):
             self._lose(running, "session_died", f"pytest was ended by signal {abs(returncode) % 128}", running.tail)
+        elif left and not self.result.interrupted and returncode == INTERRUPTED and attempt.running:
+            cause = (
+                "pytest was told to end on its node (SIGTERM or SIGINT), and not by this run: does its host go down?"
+            )
+            self._lose(running, "session_died", cause, running.tail)
         elif left and not self.result.interrupted:
             self.screen.warn(f"{attempt.box.name}: pytest ended with {returncode} and left {len(left)} points undone:")
             for line in running.tail.strip().splitlines()[-8:]:
