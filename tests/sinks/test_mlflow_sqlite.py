@@ -450,6 +450,21 @@ def test_push_reports_receipts_it_cannot_read(store: ReceiptStore, session: str,
     assert "record.json" in result.problems[0]
 
 
+def test_a_copy_of_a_session_under_another_name_keeps_nothing_else_from_its_delivery(
+    store: ReceiptStore, session: str, settings: Settings
+) -> None:
+    synthetic.put(store, synthetic.record(session))
+    (store.root / session).rename(store.root / "baseline")
+    other = store.begin_session(settings, command=["pytest"])
+    synthetic.put(store, synthetic.record(other))
+    result = push(settings)
+    assert [receipt.partition("/")[0] for receipt in result.delivered] == [other]
+    (problem,) = result.problems
+    assert f"baseline: its receipts are of session {session}" in problem
+    shutil.copytree(store.root / "baseline", store.root / session)
+    assert [receipt.partition("/")[0] for receipt in push(settings).delivered] == [session]
+
+
 def test_moving_the_data_root_breaks_nothing(
     sink: MlflowSink,
     store: ReceiptStore,

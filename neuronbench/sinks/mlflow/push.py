@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from neuronbench.receipts import Header, ReceiptError
@@ -70,6 +71,9 @@ def push(
     except Exception:
         target = "unknown"  # a locked database: each delivery says so
     waiting: list[Header] = list(sink.store.pending(NAME, session=session, target=target, on_error=cannot_read))
+    strays = {header.path.parent: header.session for header in waiting if header.path.parent.name != header.session}
+    unreadable += [_stray(folder, session) for folder, session in strays.items()]
+    waiting = [header for header in waiting if header.path.parent not in strays]
     delivered: list[str] = []
     already: list[str] = []
     failed: list[tuple[str, str]] = []
@@ -92,6 +96,14 @@ def push(
             problems.append(f"validity of older runs: {type(error).__name__}: {error}")
     return PushResult(
         delivered=tuple(delivered), already=tuple(already), failed=tuple(failed), problems=(*unreadable, *problems)
+    )
+
+
+def _stray(folder: Path, session: str) -> str:
+    """Of a session's folder under another name: by its own name its receipts may be there a second time."""
+    return (
+        f"{folder}: its receipts are of session {session}, and are not delivered from a folder of another name; "
+        "rename it to that, or keep copies elsewhere"
     )
 
 
