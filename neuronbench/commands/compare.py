@@ -260,7 +260,9 @@ def _check_metrics(asked: Sequence[str], sides: Sequence[Side], headline: Callab
 
 def _shared(base: Side, head: Side) -> str:
     """A line when receipts are on both sides: a set against itself shows nothing."""
-    both = {reading.path.resolve() for reading in base.readings} & {reading.path.resolve() for reading in head.readings}
+    real = functools.cache(Path.resolve)  # of a session's folder, which its receipts share: there may be thousands
+    one, other = ({(real(r.path.parent), r.path.name) for r in side.readings} for side in (base, head))
+    both = one & other
     if not both:
         return ""
     many = f"{len(both)} receipts are" if len(both) > 1 else "1 receipt is"
