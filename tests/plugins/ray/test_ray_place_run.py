@@ -83,7 +83,7 @@ def point(id_: str) -> Point:
 
 def go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: Mapping[str, Look], *, points: int = 2, retries: int = 2,
-    each: int = 2,
+    each: int = 2, ready: Callable[[list[Any]], list[Any]] = lambda refs: refs,
 ) -> tuple[Result, list[Record], list[FakeNode]]:  # fmt: skip
     """A run of groups of `each` points over fake nodes."""
     store = ReceiptStore(tmp_path / "store")
@@ -103,7 +103,7 @@ def go(
     ]
     monkeypatch.setattr(fleet, "nodes", lambda: known)
     monkeypatch.setattr(fleet, "lease", lambda node, order, shipment: nodes[node.id].actor())
-    monkeypatch.setattr(fleet, "ready", lambda refs, timeout_s: list(refs))
+    monkeypatch.setattr(fleet, "ready", lambda refs, timeout_s: ready(list(refs)))
     monkeypatch.setattr(fleet, "value", lambda ref, timeout_s=None: ref.value())
     monkeypatch.setattr(fleet, "end", lambda actor: None)
     monkeypatch.setattr(run, "TICK_S", 0.01)
@@ -187,3 +187,18 @@ def test_a_node_that_is_silent_is_given_up_all_the_same(tmp_path: Path, monkeypa
     assert lost.error is not None
     assert (lost.error.kind, "has not answered" in lost.error.message) == ("worker_lost", True)
     assert asked["n1"] >= run.SILENT_S / 10
+
+
+def test_a_box_that_somebody_else_has_is_told_of_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = SimpleNamespace(s=0.0)
+
+    def sleep(seconds: float) -> None:
+        clock.s += 10.0
+
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: clock.s, sleep=sleep))
+    held = 2 * fleet.TAKEN_S  # for so long another run has it
+    result, _, _ = go(tmp_path, monkeypatch, {"n1": done}, ready=lambda refs: refs if clock.s > held else [])
+    assert result.missing == []
+    assert capsys.readouterr().out.count("n1 could not be leased within 60 s") == 1

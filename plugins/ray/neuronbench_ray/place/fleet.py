@@ -15,6 +15,8 @@ from neuronbench_ray.cluster import LOAD_RESOURCE
 
 CORES: Final = "neuron_cores"
 """Ray's name of the resource: a node finds its NeuronCores by `neuron-ls` as it starts, and counts them one by one."""
+TAKEN_S: Final = 60.0
+"""A lease that takes longer than an agent's start is told of: another run may have the box."""
 
 
 @dataclass(frozen=True, kw_only=True)

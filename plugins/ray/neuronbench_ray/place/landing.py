@@ -32,6 +32,8 @@ REMEDIES: Final[Mapping[str, str]] = {
 }
 
 
+INTERRUPTED: Final = 2
+"""pytest's status when it was asked to end, and also when it could not collect."""
 NOT_RUN: Final = "not run: "
 """How the reason of points begins that were left out after a failure which made the host useless."""
 

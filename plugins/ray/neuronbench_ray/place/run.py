@@ -18,7 +18,7 @@ from neuronbench.receipts import utc_now
 from neuronbench.sinks.contents import RestoreError
 from neuronbench_ray.place import fleet
 from neuronbench_ray.place.agent import Job, Order
-from neuronbench_ray.place.landing import left_open
+from neuronbench_ray.place.landing import INTERRUPTED, left_open
 from neuronbench_ray.place.ledger import Attempt, Ledger
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ SILENT_S: Final = 180.0
 STOP_S: Final = 30.0
 CLOSE_S: Final = 10.0
 """How long the tidying up on nodes may take at the end."""
-INTERRUPTED: Final = 2
-"""pytest's status when it was asked to end, and also when it could not collect."""
 
 Join = Callable[["Node"], Any]
 """Asks a node that came later what it can measure; a reference."""
@@ -59,6 +57,8 @@ class Member:
     """A reference to the tidying up after an attempt, while that goes on."""
     coming: Any = None
     """A reference that is ready once the lease is there."""
+    since: float = 0.0
+    """When the lease was asked for; infinity once it was said that it takes long."""
 
 
 @dataclass(kw_only=True)
@@ -146,6 +146,10 @@ class Run:
             elif member is None and node.measures:
                 self.members[node.id] = Member(node=node, asked=self._join(node))
                 self.screen.line(f"{node.name} has joined")
+        for member in self.members.values():
+            if member.coming is not None and self._looked - member.since > fleet.TAKEN_S:
+                member.since = float("inf")
+                self.screen.taken(member.node.name, fleet.TAKEN_S)
 
     def _gone(self, member: Member, kind: str, cause: str) -> None:
         """An agent is lost, with its node or without it: nothing that it says counts from here on."""
@@ -190,7 +194,7 @@ class Run:
                 if self.ledger.could_run([member.box]):
                     order = replace(self._order, node=member.node.name)
                     member.actor = fleet.lease(member.node, order, self._shipment)
-                    member.coming = member.actor.cores.remote()
+                    member.coming, member.since = member.actor.cores.remote(), time.monotonic()
                 continue
             if not member.leased:
                 continue

@@ -54,6 +54,11 @@ class Screen:
         on = f" (cores {','.join(attempt.cores)})" if attempt.cores else ""
         self.line(f"{attempt.box.name}{on} takes {counted(len(attempt.group.items), 'point')} ({attempt.id})")
 
+    def taken(self, node: str, after_s: float) -> None:
+        """A box that cannot be leased is waited for, and somebody may want to know for whom."""
+        why = "other work of the cluster may have its cores or CPUs (neuronbench ray status), and is waited for"
+        self.line(f"{node} could not be leased within {after_s:g} s: {why}")
+
     def recorded(self, attempt: Attempt, record: Record, headline: str) -> None:
         word = f"{record.outcome}"
         if record.outcome is Outcome.OK and record.validity.value != "valid":
