@@ -62,8 +62,8 @@ wrong. Receipts that cannot be read are named on standard error and left out.
 
 def compare(
     context: typer.Context,
-    a: Annotated[str, typer.Argument(metavar="[A]", help="What B is judged against (default: latest~1).")] = "",
-    b: Annotated[str, typer.Argument(metavar="[B]", help="What is judged (default: latest).")] = "",
+    a: Annotated[str, typer.Argument(metavar="A", help="What B is judged against (default: latest~1).")] = "",
+    b: Annotated[str, typer.Argument(metavar="B", help="What is judged (default: latest).")] = "",
     lane: Annotated[str, typer.Option(help="Only points of this lane.")] = "",
     metric: Annotated[
         list[str] | None,

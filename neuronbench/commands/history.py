@@ -33,7 +33,7 @@ such point or the call is wrong.
 def history(
     context: typer.Context,
     what: Annotated[
-        str, typer.Argument(metavar="[LANE|POINT]", help="A lane, a point's id, or a pattern of ids (default: all).")
+        str, typer.Argument(metavar="LANE|POINT", help="A lane, a point's id, or a pattern of ids (default: all).")
     ] = "",
     metric: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="These instead of the lane's headline; patterns too.")

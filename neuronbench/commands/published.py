@@ -23,7 +23,7 @@ def published(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WORD]...",
+            metavar="WORD",
             help="Only rows in whose name, model, instance type or SDK all of these words are: `llama trn1.32xlarge`.",
         ),
     ] = None,

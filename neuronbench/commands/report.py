@@ -49,7 +49,9 @@ cannot be read are named on standard error and at the end of the report.
 
 def report(
     context: typer.Context,
-    selector: Annotated[str, typer.Argument(metavar="[SELECTOR]", help="Which receipts (default: latest).")] = "latest",
+    selector: Annotated[
+        str, typer.Argument(metavar="SELECTOR", show_default=False, help="Which receipts (default: latest).")
+    ] = "latest",
     compare: Annotated[
         str, typer.Option(metavar="OTHER", help="Judge them against these, another selector, in a section of its own.")
     ] = "",

@@ -36,7 +36,7 @@ def run(
     name: Name,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- PYTEST ARGS]", help="For pytest on the box (default: benchmarks -m KIND)."),
+        typer.Argument(metavar="-- PYTEST ARGS", help="For pytest on the box (default: benchmarks -m KIND)."),
     ] = None,
     run_id: Annotated[
         str, typer.Option("--run", metavar="ID", help="Go on with this run: re-attach, or resume on the present box.")
