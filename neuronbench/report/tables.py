@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from neuronbench.canonical import printable
 from neuronbench.model import Gate, Metric, Outcome, Provenance, Record, Validity
 from neuronbench.receipts.evidence import GATE as EVIDENCE
+from neuronbench.report.gates import gate_line, unjudged_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -286,7 +287,8 @@ def failure_lines(records: Sequence[Record]) -> list[str]:
 
 
 def gate_lines(records: Sequence[Record], now: Mapping[str, Validity] | None = None) -> list[str]:
-    """Gates that failed, each with how many records and the first one's observation and limit.
+    """Gates that failed, each with how many records and what was observed; then those that could not be evaluated in
+    records whose numbers may be taken for good.
 
     What later records have settled (`now`, as of `verdict`) is in `later_lines`.
     """
@@ -296,21 +298,11 @@ def gate_lines(records: Sequence[Record], now: Mapping[str, Validity] | None = N
         for gate in record.gates:
             if gate.passed is False and gate.severity != "info" and not (settled and gate.id == EVIDENCE):
                 groups.setdefault((gate.severity, gate.id), []).append(gate)
-    lines = []
-    for (severity, gate_id), gates in groups.items():
-        first, count = gates[0], f"{len(gates)} record{'s' if len(gates) > 1 else ''}"
-        seen = f"{_short(first.observed)} {first.unit}".strip() + f" (limit {_short(first.limit)})"
-        told = ": ".join(part for part in (seen if _is_number(first.observed) else "", first.message) if part)
-        lines.append(f"{severity}: {gate_id}, {count}: {told}")
-    return lines
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    measured = [record for record in records if record.validity is not Validity.INVALID]
+    return [
+        *(gate_line(gates) for gates in groups.values()),
+        *unjudged_lines(gate for record in measured for gate in record.gates),
+    ]
 
 
 def print_table(console: Console, table: Table) -> None:

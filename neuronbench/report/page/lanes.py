@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from neuronbench.compare.reading import Reading
-from neuronbench.model import Gate, Metric
+from neuronbench.model import Metric
 from neuronbench.report import tables
+from neuronbench.report.gates import gate_line, unjudged_lines
 from neuronbench.report.page.figure import Cell, Link, Table, Text, Tone
 from neuronbench.report.page.gather import Content
 from neuronbench.report.page.rows import Row, Standing, Summary, as_float, benchmark_of, median_reading, order, text_of
@@ -16,6 +17,8 @@ ROWS: Final = 500
 """Of one table at most: a phone has to scroll through them."""
 COLUMNS: Final = 8
 """Metrics of a lane that names no headline."""
+LOOKED: Final = 30
+"""Records that are opened for what their gates observed: a page is of up to ten thousand."""
 LINKS: Final = 6
 """Repeats that are linked one by one."""
 _TITLES: Final = {
@@ -39,6 +42,8 @@ def tables_of(lane: str, rows: Sequence[Row], content: Content) -> list[Table | 
             continue
         found.append(_table(title or "Headline", standing, members, content, lane))
         told = _record_notes(members[:ROWS], content)
+        if standing in (Standing.VALID, Standing.PROVISIONAL):
+            told = [*_unjudged(members, content), *told]
         if standing is not Standing.VALID:
             told = [*_gate_lines(members, content), *told]
         if told:
@@ -231,7 +236,7 @@ def _record_notes(rows: Sequence[Row], content: Content) -> list[str]:
 
 
 def _gate_lines(rows: Sequence[Row], content: Content) -> list[str]:
-    """Each failed gate once, with how many records, and what the first of them observed."""
+    """Each failed gate once, with how many records, and what was observed in the first of them."""
     groups: dict[tuple[str, str], list[Reading]] = {}
     for row in rows:
         for reading in row.readings:
@@ -239,18 +244,14 @@ def _gate_lines(rows: Sequence[Row], content: Content) -> list[str]:
                 groups.setdefault((severity, name), []).append(reading)
     lines = []
     for (severity, name), readings in list(groups.items())[:GATES]:
-        record = content.source.record(readings[0])
-        gate = next((g for g in record.gates if g.id == name and g.passed is False), None) if record else None
+        looked = [record for reading in readings[:LOOKED] if (record := content.source.record(reading))]
+        gates = [gate for record in looked for gate in record.gates if gate.id == name and gate.passed is False]
         count = f"{len(readings)} record{'s' if len(readings) > 1 else ''}"
-        lines.append(f"{severity}: {name}, {count}" + (f": {_observed(gate)}" if gate is not None else ""))
+        lines.append(gate_line(gates, len(readings)) if gates else f"{severity}: {name}, {count}")
     return lines
 
 
-def _observed(gate: Gate) -> str:
-    number = isinstance(gate.observed, (int, float)) and not isinstance(gate.observed, bool)
-    seen = f"{_short(gate.observed)} {gate.unit}".strip() + f" (limit {_short(gate.limit)})" if number else ""
-    return ": ".join(part for part in (seen, gate.message) if part)
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else text_of(value)
+def _unjudged(rows: Sequence[Row], content: Content) -> list[str]:
+    """Each gate once that could not be evaluated where a number may be taken for good."""
+    records = [record for row in rows[:LOOKED] if (record := content.source.record(row.readings[0]))]
+    return unjudged_lines(gate for record in records for gate in record.gates)
