@@ -158,6 +158,9 @@ def load(
     """
     environ = os.environ if environ is None else environ
     root = find_root(Path.cwd()) if root is None else Path(root).resolve()
+    if not root.is_dir():  # it would be a project without results, and without settings
+        found = "a file" if root.exists() else "nothing"
+        raise ConfigError(f"root {root}: expected the project's folder, found {found} of that name; name another")
     values: dict[str, Any] = {}
     stacks: dict[str, str] = {}
     sources: dict[str, str] = {}
@@ -235,6 +238,8 @@ def variables() -> frozenset[str]:
 
 
 def validate(settings: Settings) -> Settings:
+    if settings.data_root.exists() and not settings.data_root.is_dir():
+        raise ConfigError(f"data_root: expected a folder, found a file: {settings.data_root}; name another")
     if settings.repeats < 1:
         raise ConfigError(f"repeats: expected a whole number from 1, found {settings.repeats}")
     if not 0 <= settings.port <= 65535:

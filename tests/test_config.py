@@ -150,3 +150,15 @@ def test_a_wrong_variable_is_named(tmp_path: Path, environ: dict[str, str], mess
 def test_settings_are_frozen(tmp_path: Path) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings(tmp_path).repeats = 2  # type: ignore[misc]
+
+
+def test_a_project_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "README.md"
+    file.write_text("words")
+    with pytest.raises(ConfigError, match=r"gone: expected the project's folder, found nothing of that name"):
+        settings(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"README\.md: expected the project's folder, found a file of that name"):
+        settings(file)
+    with pytest.raises(ConfigError, match=r"data_root: expected a folder, found a file: .*README\.md"):
+        settings(tmp_path, data_root=str(file))
+    assert settings(tmp_path, data_root="made_later").data_root == tmp_path / "made_later"

@@ -139,11 +139,16 @@ def series(
             ids.add(point.id)
             if not asked or asked in (point.lane, point.id) or fnmatch.fnmatchcase(point.id, asked):
                 groups.setdefault(keys.of(reading), []).append(reading)
+    if not ids:
+        found = f"{len(names)} without a receipt of a point" if names else "none"
+        raise SelectionError(
+            f"expected sessions in {selector.store.root}, found {found} yet; to make one: pytest benchmarks -m cpu"
+        )
     if not groups:
-        what = f"no point or lane {asked!r}" if asked else "no point"
+        what = f"no point of lane {asked!r}" if asked in lanes() else f"no point or lane {asked!r}"
         raise SelectionError(
             f"{what} in the last {len(names)} sessions of {selector.store.root}; lanes: {', '.join(lanes())}; "
-            f"points: {', '.join(sorted(ids)[:8]) or 'none'}"
+            f"points: {', '.join(sorted(ids)[:8])}"
         )
     found = []
     for readings in groups.values():
