@@ -99,7 +99,7 @@ class Grid:
         self, backend: str, size: str = FULL_SIZE, overrides: Mapping[str, Sequence[str]] | None = None
     ) -> list[GridPoint]:
         """The points of this grid on `backend` in `size`, in a stable order, without repetition."""
-        known = [FULL_SIZE, *self.sizes]
+        known = list(dict.fromkeys([FULL_SIZE, *self.sizes]))  # a grid may write its full size down
         if size not in known and size != DEFAULT_SIZE:
             raise GridError(f"{self.path}: grid has no size {size!r}{closest(size, known)}; it has: {', '.join(known)}")
         layers = [self.base]

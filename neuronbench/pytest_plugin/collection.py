@@ -101,6 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> Ge
     benches = [item for item in items if _is_bench_item(item)]
     errors = config.stash[ERRORS]
     if errors:
+        items.clear()  # pytest lists them before it says what is wrong, as functions without points
         more = f"\n... and {len(errors) - 3} more" if len(errors) > 3 else ""
         raise pytest.UsageError("\n".join(errors[:3]) + more)
     session = session_or_none(config)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from neuronbench.model import Outcome, Record
-from neuronbench.pytest_plugin.keys import PLUGINS, POINT, SPEC, session_or_none
+from neuronbench.pytest_plugin.keys import ERRORS, PLUGINS, POINT, SPEC, session_or_none
 from neuronbench.report.lines import fitted
 from neuronbench.session import Session
 
@@ -106,6 +106,8 @@ class Terminal:
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
         chosen = [item for item in items if POINT in item.stash]
         session = session_or_none(self._config)
+        if self._config.stash[ERRORS]:
+            return []  # they are about to be said, and alone
         if not items and not self._config.getini("neuronbench") and self._named_benchmarks():
             return [
                 "neuronbench: nothing is collected of bench_*.py: that takes `neuronbench = true` under [tool.pytest]"

@@ -131,6 +131,24 @@ def test_a_grid_file_makes_the_points_and_options_change_them(project) -> None:
     assert "did you mean 'full'" in result.stdout.str() + result.stderr.str()
 
 
+def test_a_size_that_no_grid_has_is_its_error_alone(project) -> None:
+    folder = project.path / "benchmarks" / "grids" / "serving"
+    folder.mkdir(parents=True)
+    (folder / "g.toml").write_text(
+        "[axes]\nconcurrency = [1, 2]\n[sizes.full.axes]\nconcurrency = [4]\n[sizes.quick.axes]\nconcurrency = [1]\n"
+    )
+    project.bench('@nb.bench(lane="serving", grid="serving/g")\ndef bench_it(endpoint, point):\n    pass\n')
+    result = project.run("--collect-only", "-q", "--nb-grid", "fulll")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = result.stdout.str() + result.stderr.str()
+    assert "grid has no size 'fulll' (did you mean 'full'?); it has: full, quick\n" in said
+    assert "NOTSET" not in said
+    project.pytester.makepyprojecttoml('[tool.pytest]\npython_files = ["bench_*.py"]\npython_functions = ["bench_*"]\n')
+    result = project.run("--collect-only", "--nb-grid", "fulll")
+    assert "did you mean 'full'" in result.stdout.str() + result.stderr.str()
+    assert "nothing is collected" not in result.stdout.str()
+
+
 def test_a_grid_of_which_nothing_is_left_is_skipped_and_says_so(project) -> None:
     folder = project.path / "benchmarks" / "grids" / "serving"
     folder.mkdir(parents=True)
