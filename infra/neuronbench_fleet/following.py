@@ -36,10 +36,20 @@ class Receipts:
     known: set[Name] = field(default_factory=set)
     fetched: int = 0
     refused: dict[str, str] = field(default_factory=dict)
+    unkept: str = ""
+    """Why the last look could not keep what came, such as a full disk; empty when it could."""
 
     def fetch(self) -> None:
-        """Fetch what is new. Raises `StoreError`. What is refused is said once, and asked for again each time."""
-        came = pull(self.shelf, self.root, known=self.known)
+        """Fetch what is new. Raises `StoreError`. What is refused is said once, and asked for again each time, as is
+        what cannot be kept here: that is no trouble of the run's."""
+        try:
+            came = pull(self.shelf, self.root, known=self.known)
+        except OSError as error:
+            if not self.unkept:
+                host.complain(f"receipts cannot be kept in {self.root}: {error}; they are in the bucket")
+            self.unkept = str(error)
+            return
+        self.unkept = ""
         self.fetched += len(came.fetched)
         now = dict(came.refused)
         for receipt, reason in now.items():
@@ -160,6 +170,9 @@ def _status(end: Mapping[str, Any], receipts: Receipts | None) -> int:
     kept = end.get("refused") or {}
     for receipt, reason in kept.items():
         host.complain(f"on the box only: {receipt}: {reason}")
+    if receipts is not None and receipts.unkept:
+        host.complain(f"not all receipts are here ({receipts.unkept}): make room, then neuronbench fleet pull")
+        status = status or 1
     if status in (0, 1) and (kept or (receipts is not None and receipts.refused)):
         return HASH_MISMATCH
     return status

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +20,10 @@ from neuronbench_fleet.remote import bootstrap
 from neuronbench_fleet.remote.pieces import Pieces
 from neuronbench_fleet.runs import Asked
 
-from neuronbench.weights import LocalBlobs
+from neuronbench.model import Environment, FrozenMap, Outcome, Point, Record
+from neuronbench.receipts import ReceiptStore
+from neuronbench.shipping import ReceiptShelf
+from neuronbench.weights import Blobs, LocalBlobs
 
 EXPIRED = Refusal(400, "RequestExpired", "Request has expired.", "ExpiredTokenException", "ExpiredToken")
 ASKED = Asked(
@@ -26,7 +31,7 @@ ASKED = Asked(
 )
 
 
-def tell(store: LocalBlobs, folder: Path, boot: int, *, says: str, end: int | None) -> None:
+def tell(store: Blobs, folder: Path, boot: int, *, says: str, end: int | None, of: str = "i-1") -> None:
     """What an agent sends of one start, as it does: the console, then the events."""
     folder.mkdir(exist_ok=True)
     events: list[dict[str, Any]] = [{"at": f"2026-11-30T04:15:0{boot}+00:00", "kind": "boot", "boot": boot}]
@@ -34,7 +39,7 @@ def tell(store: LocalBlobs, folder: Path, boot: int, *, says: str, end: int | No
     for what, text in (("log", says), ("events", "".join(json.dumps(event) + "\n" for event in events))):
         file = folder / f"{what}-{boot}"
         file.write_text(text, encoding="utf-8")
-        pieces = Pieces(file, box="i-1", what="log" if what == "log" else "events", boot=boot)
+        pieces = Pieces(file, box=of, what="log" if what == "log" else "events", boot=boot)
         pieces.cut(all_of_it=True)
         pieces.send(store, "r1")
 
@@ -119,6 +124,39 @@ def test_a_sign_in_that_expires_ends_the_watching_and_says_that_the_run_goes_on(
     if call[0] == "s3":
         for command in (("logs", "r1"), ("pull", "r1"), ("logs", "r1", "-f")):
             assert fleet(*command).status == 5, command
+
+
+def test_receipts_that_cannot_be_kept_here_end_no_watching_and_are_told_of(
+    aws: StandIn, lab: Deployed, box: str, fleet: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of the desk is full; that of the box and the bucket are not."""
+    kept = ReceiptStore(tmp_path / "box-receipts")
+    session = kept.begin_session(command=[])
+    point = Point(benchmark="b.py::b", lane="serving", backend="cpu", params=FrozenMap(), id="p")
+    record = Record(point=point, session=session, started_at="2026-11-30T01:23:45+00:00", environment=Environment())
+    staging = kept.open(record)
+    record.close(Outcome.OK, ended_at="2026-11-30T01:23:46+00:00", duration_s=1.0)
+    store = runs.bucket_of(Aws(), find_deployment(Aws(), lab.name))
+    ReceiptShelf(store, "runs/r1/receipts/").put(kept.commit(record, staging))
+    tell(store, tmp_path / "box", 1, says="all of it\n", end=0, of=box)
+    fetch = ReceiptShelf.get
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(runs, "start_on", lambda *_, **__: "")
+    monkeypatch.setattr(following, "pause", lambda *_: None)
+    monkeypatch.setattr(ReceiptShelf, "get", full)
+    ended = fleet("run", "night", "--run", "r1")
+    assert ended.status == 1
+    assert "all of it" in ended.out
+    assert "not all receipts are here ([Errno 28] No space left on device)" in ended.err
+    ended = fleet("pull", "r1")
+    assert ended.status == 1
+    assert "receipts cannot be kept in" in ended.err
+    assert "make room" in ended.err
+    monkeypatch.setattr(ReceiptShelf, "get", fetch)
+    assert fleet("pull", "r1").status == 0
 
 
 def test_a_run_that_a_box_refuses_does_not_leave_it_to_be_terminated(

@@ -44,6 +44,11 @@ def pull(
         store = runs.bucket_of(aws, where)
         asked = runs.find_run(aws, store, where, named)
         came = fetch(ReceiptShelf(store, receipts_prefix(asked.run)), target, progress=progress)
+    except OSError as error:
+        raise host.CommandError(
+            f"receipts cannot be kept in {target}: {error}",
+            remedy="make room, or name another folder (--into); what has come stays, and the same command goes on",
+        ) from error
     except StoreError as error:
         raise of_store(error) from error
     finally:
