@@ -140,9 +140,9 @@ def series(
             if not asked or asked in (point.lane, point.id) or fnmatch.fnmatchcase(point.id, asked):
                 groups.setdefault(keys.of(reading), []).append(reading)
     if not ids:
-        found = f"{len(names)} without a receipt of a point" if names else "none"
+        there = f"{len(names)} without a receipt of a point" if names else "none"
         raise SelectionError(
-            f"expected sessions in {selector.store.root}, found {found} yet; to make one: pytest benchmarks -m cpu"
+            f"expected sessions in {selector.store.root}, found {there} yet; to make one: pytest benchmarks -m cpu"
         )
     if not groups:
         what = f"no point of lane {asked!r}" if asked in lanes() else f"no point or lane {asked!r}"

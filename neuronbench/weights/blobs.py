@@ -219,10 +219,13 @@ def blobs(reference: str, *, root: Path | None = None) -> Blobs:
     if reference.startswith("s3:"):
         named = _S3.fullmatch(reference)
         if named is None:
+            bucket = reference.removeprefix("s3:").lstrip("/").partition("/")[0]
             raise StoreError(
-                "store_not_found", f"store {reference!r} is not of the form s3://BUCKET/PREFIX",
-                remedy="Give s3://BUCKET/PREFIX, or a folder.",
-            )  # fmt: skip
+                "store_not_found",
+                f"store {reference!r}: expected s3://BUCKET/PREFIX with the name of a bucket (3 to 63 lower-case "
+                f"letters, digits, dots and hyphens) and a PREFIX without ? and #, found bucket {bucket!r}",
+                remedy="Give s3://BUCKET/PREFIX with your bucket's name in place of BUCKET, or a folder.",
+            )
         from neuronbench.weights.s3 import S3Blobs
 
         return S3Blobs(named["bucket"], (named["prefix"] or "").strip("/"))

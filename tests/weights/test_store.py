@@ -388,6 +388,16 @@ def test_a_place_that_is_none(reference: str) -> None:
     assert caught.value.kind == "store_not_found"
 
 
+def test_a_placeholder_is_told_from_the_name_of_a_bucket() -> None:
+    with pytest.raises(StoreError) as caught:
+        blobs("s3://BUCKET/runs/RUN")
+    said = f"{caught.value.message} {caught.value.remedy}"
+    assert "is not of the form" not in said
+    assert "3 to 63 lower-case letters" in said
+    assert "found bucket 'BUCKET'" in said
+    assert "your bucket's name in place of BUCKET" in said
+
+
 @pytest.mark.parametrize("digest", ["", "abc", "../x", "0" * 64])
 def test_a_model_that_is_not_there(digest: str, tmp_path: Path) -> None:
     with pytest.raises(StoreError) as caught:
