@@ -95,6 +95,14 @@ class Grid:
     backend_sizes: Mapping[tuple[str, str], Layer]
     roles: Mapping[str, Mapping[str, str]]
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all parameters that a point of it can have, in any size and on any backend."""
+        layers = [self.base, *self.sizes.values(), *self.backends.values(), *self.backend_sizes.values()]
+        return frozenset(
+            name for layer in layers for table in (layer.settings, layer.axes, *layer.include) for name in table
+        )
+
     def expand(
         self, backend: str, size: str = FULL_SIZE, overrides: Mapping[str, Sequence[str]] | None = None
     ) -> list[GridPoint]:

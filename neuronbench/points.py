@@ -41,9 +41,7 @@ def grid_points(
 
     `more_grids`: folders where grids are looked for after the project's own.
     """
-    size, name = settings.grid, grid
-    if "/" in settings.grid or settings.grid.endswith(".toml"):
-        size, name = grids.FULL_SIZE, settings.grid if grid is not None else None
+    name, size = named_grid(settings, grid)
     if name is not None:
         found = grids.load(grids.find(name, (*settings.grid_dirs, *more_grids)))
         if not found.roles:
@@ -63,6 +61,13 @@ def grid_points(
         roles=_roles(settings),
     )
     return bare.expand(backend, grids.FULL_SIZE, settings.overrides)
+
+
+def named_grid(settings: Settings, grid: str | None) -> tuple[str | None, str]:
+    """Name and size of the grid to use for a benchmark whose own is `grid`: its own, or the one of `--nb-grid`."""
+    if "/" in settings.grid or settings.grid.endswith(".toml"):
+        return settings.grid if grid is not None else None, grids.FULL_SIZE
+    return grid, settings.grid
 
 
 def _roles(settings: Settings) -> Mapping[str, Mapping[str, str]]:

@@ -9,7 +9,7 @@ Everything here is an optional hook or looks for the fixture by name: without py
 
 from __future__ import annotations
 
-from collections.abc import Generator, MutableMapping, Sequence
+from collections.abc import Callable, Generator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -35,12 +35,16 @@ class WorkerClock:
 
     def __init__(self) -> None:
         self._ns = 0
+        self.read: Callable[[], None] | None = None
+        """Called before each reading: at the beginning and at the end of every round."""
 
     def advance(self, duration_ns: int) -> None:
         """Move on by a duration that a worker measured."""
         self._ns += duration_ns
 
     def __call__(self) -> float:
+        if self.read is not None:
+            self.read()
         self._ns += 1
         return self._ns / 1e9
 
@@ -69,17 +73,26 @@ class BenchmarkIntegration:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         """What `benchmark` timed goes into the point's record, also when the test fails afterwards."""
+        opened = item.stash.get(OPEN, None)
+        fixtures = getattr(item, "funcargs", {})
+        watch = None
+        if opened is not None and {"benchmark", "compiled_model"} <= fixtures.keys():
+            from neuronbench.measure_rounds import Watch
+
+            model, asked = fixtures["compiled_model"], fixtures.get("telemetry")
+            watch = worker_clock.read = Watch(session_of(self._config), opened, model, asked)
         try:
             return (yield)
         finally:
-            opened = item.stash.get(OPEN, None)
+            worker_clock.read = None
+            if watch is not None:
+                watch.stop()
             stats = _stats(item)
             if opened is not None and not opened.record.closed and stats is not None:
                 from neuronbench import measure_rounds
 
-                model = getattr(item, "funcargs", {}).get("compiled_model")
                 on_device = stats.options.get("timer") is worker_clock
-                measure_rounds.record(opened, stats, model if on_device else None)
+                measure_rounds.record(opened, stats, watch if on_device else None)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

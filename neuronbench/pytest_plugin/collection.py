@@ -11,9 +11,10 @@ import pytest
 from neuronbench import grid as grids
 from neuronbench import lane_benchmarks, points
 from neuronbench.bench import MARK
-from neuronbench.model import Point, ResourceSpec, closest
+from neuronbench.model import Point, ResourceSpec
 from neuronbench.plugins import Plugins
 from neuronbench.protocols import Unsupported
+from neuronbench.pytest_plugin import overrides
 from neuronbench.pytest_plugin.keys import (
     ERRORS,
     NEEDS,
@@ -126,15 +127,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> Ge
         ]
     for item, point in zip(benches, points.unique_ids(made), strict=True):
         item.stash[POINT] = point
-    if session is not None and benches:
-        known = {name for item in benches for name in item.stash[POINT].params}
-        for key, values in session.settings.overrides.items():
-            if len(values) > 1 and key not in known:
-                names = sorted(known)
-                raise pytest.UsageError(
-                    f"--nb-set {key}={','.join(values)}: no benchmark has an axis or a setting of that name"
-                    f"{closest(key, names)}; there are: {', '.join(names)}"
-                )
+    if session is not None:
+        functions = [item for item in items if "nb_repeat" in getattr(getattr(item, "callspec", None), "params", ())]
+        overrides.check(config, session, functions, benches)
     yield  # -m and -k take their pick here
     chosen = [item for item in items if POINT in item.stash]
     if not chosen:
