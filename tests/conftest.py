@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import hypothesis
 import inside_runs
 import pytest
 from browser_fixtures import browser, web  # fixtures of every folder
@@ -43,6 +44,14 @@ are ten times as slow as one after the other."""
 
 
 inside_runs.keep_libraries()
+# How long an example takes says how busy the host is.
+hypothesis.settings.register_profile(
+    "any-host",
+    hypothesis.settings.get_profile(hypothesis.settings.get_current_profile_name()),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("any-host")
 
 
 def pytest_configure(config: pytest.Config) -> None:
