@@ -153,7 +153,12 @@ def contention_gate(busy_pct: float | None, run: Run) -> Gate | None:
     """
     if any(cores is None or len(cores) != 1 for cores in run.cores.values()):
         return None
-    share = None if busy_pct is None else round(busy_pct / (100 * len(run.loops)), 4)
+    return contention_verdict(None if busy_pct is None else busy_pct / (100 * len(run.loops)))
+
+
+def contention_verdict(share: float | None) -> Gate:
+    """The gate for the share of their cores that copies had; None where it is not known."""
+    share = None if share is None else round(share, 4)
     passed = None if share is None else share >= BUSY_SHARE
     why = "the workers' CPU was not sampled inside the window"
     if share is not None:

@@ -56,6 +56,16 @@ class Called:
         return self.fetch()
 
 
+@dataclass(frozen=True, kw_only=True)
+class SingleCalls:
+    """All single calls of a model up to now."""
+
+    count: int
+    duration_ns: int
+    cpu_ns: int
+    """CPU time that the copy's process had during them, over all its threads."""
+
+
 class WorkerModel:
     """A compiled model in workers. Made by `load`."""
 
@@ -89,7 +99,7 @@ class WorkerModel:
         self._batch: Arrays = self.batch()
         self._mask_asked = False
         self._mask_found: float | None = None
-        self._calls = self._called_ns = self._late_ns = 0
+        self._calls = self._called_ns = self._late_ns = self._cpu_ns = 0
 
     # -- resource -----------------------------------------------------------------------------------------------------
 
@@ -242,6 +252,7 @@ class WorkerModel:
         self._calls += 1
         self._called_ns += duration_ns
         self._late_ns += int(reply.value["late_ns"])
+        self._cpu_ns += int(reply.value["cpu_ns"])
         number = self._calls
         self.clock(duration_ns)
 
@@ -251,6 +262,10 @@ class WorkerModel:
             return _arrays(self._ask(0, "fetch"))
 
         return Called(duration_ns=duration_ns, fetch=fetch)
+
+    def single_calls(self) -> SingleCalls:
+        """Totals of all single calls so far: two of them tell what was between."""
+        return SingleCalls(count=self._calls, duration_ns=self._called_ns, cpu_ns=self._cpu_ns)
 
     def single_calls_escape(self) -> float | None:
         """Share of the time of all single calls so far that passed after they had returned; None without any."""
@@ -352,4 +367,4 @@ def _arrays(reply: Reply) -> Arrays:
     return {name: tensor.numpy() for name, tensor in reply.tensors.items()}
 
 
-__all__ = ["COMMON_HANDLERS", "Called", "Plan", "WorkerModel", "start_copy"]
+__all__ = ["COMMON_HANDLERS", "Called", "Plan", "SingleCalls", "WorkerModel", "start_copy"]

@@ -173,13 +173,16 @@ class Worker:
         return None, {}
 
     def do_call(self) -> Any:
-        """One timed call; and how long its output, by then said to be done, kept the host waiting."""
-        call, clock = self._bound(), time.perf_counter_ns
+        """One timed call; how long its output, by then said to be done, kept the host waiting; and the CPU it had."""
+        call, clock, cpu = self._bound(), time.perf_counter_ns, time.process_time_ns
+        had = cpu()
         started = clock()
         self._output = call()
         ended = clock()
+        had = cpu() - had
         there, transfer = self._loops.barrier(self._handler.tensors, self._output)
-        return {"duration_ns": ended - started, "late_ns": max(there - ended - transfer, 0)}, {}
+        late = max(there - ended - transfer, 0)
+        return {"duration_ns": ended - started, "late_ns": late, "cpu_ns": had}, {}
 
     def do_fetch(self) -> Any:
         """The outputs of the last call, or of a loop's last."""

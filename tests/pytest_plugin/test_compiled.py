@@ -292,8 +292,14 @@ def test_pytest_benchmark_times_a_compiled_model_by_the_workers_clock(project) -
     assert latency["n"] == 30
     assert latency["value"] == pytest.approx(1e3 * call["stats"]["mean"])
     assert {gate["id"] for gate in record["gates"]} == {
-        "timer_escapes_device", "implausible", "non_finite_output", "mask_ignored", "accuracy_evidence",
+        "timer_escapes_device", "implausible", "non_finite_output", "mask_ignored", "telemetry", "accuracy_evidence",
     }  # fmt: skip
+    assert {"worker_cpu_mean_pct", "worker_rss_max_MiB"} <= record["metrics"].keys()
+    folder = project.receipts / record["session"] / record["name"]
+    assert parquet.read_table(folder / record["tables"]["telemetry"]).num_rows > 0
+    assert not list(folder.glob(".rounds*"))
+    window = record["workload"]["pytest_benchmark"]["window"]
+    assert window["end_ns"] - window["start_ns"] >= 30 * 3_000_000  # thirty calls, one after the other
     assert record["workload"]["pytest_benchmark"]["timer"] == "worker_clock"
     rounds = parquet.read_table(project.receipts / record["session"] / record["name"] / record["tables"]["rounds"])
     durations = rounds["duration_ns"].to_pylist()

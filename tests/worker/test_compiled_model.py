@@ -81,6 +81,9 @@ def test_a_call_has_the_workers_duration_and_tells_the_clock(toy) -> None:
     first = model.call()
     assert first.duration_ns >= 1_000_000
     assert told == [first.duration_ns]
+    calls = model.single_calls()
+    assert (calls.count, calls.duration_ns) == (1, first.duration_ns)
+    assert calls.cpu_ns > 0
     assert first.outputs["hidden"].shape == (2, 8)
     model.call()
     with pytest.raises(RuntimeError, match="until the next call"):
