@@ -22,8 +22,8 @@ SESSION: pytest.StashKey[Session] = pytest.StashKey()
 ERRORS: pytest.StashKey[list[str]] = pytest.StashKey()
 """What is wrong with benchmarks or conftest hooks: a usage error once collection is done, for raising on the spot would
 make an internal or a collection error of it."""
-UNKNOWN: pytest.StashKey[list[str]] = pytest.StashKey()
-"""Keys of `--nb-set` that nothing collected reads."""
+WARNINGS: pytest.StashKey[list[str]] = pytest.StashKey()
+"""Lines about keys of `--nb-set` that change nothing, or not everything."""
 
 # on an item that is a benchmark
 POINT: pytest.StashKey[Point] = pytest.StashKey()

@@ -1,7 +1,8 @@
 """Which names `--nb-set` may give: a misspelt one is refused, for it would measure something else and say nothing.
 
 A parameter is known when a grid, a benchmark or a provider has it without `--nb-set`, or when the code of a benchmark
-or of a plugin reads it from the point. What costs more than a look into grids is asked only about a name that is not in them.
+or of a plugin reads it from the point. What costs more than a look into grids is asked only about a name that is not in
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pytest
 from neuronbench import grid as grids
 from neuronbench import lane_benchmarks, points
 from neuronbench.model import FrozenMap, Point, closest
-from neuronbench.pytest_plugin.keys import NEEDS, POINT, UNKNOWN
+from neuronbench.pytest_plugin.keys import NEEDS, POINT, WARNINGS
 from neuronbench.session import PROFILE, Session, wanted_provider
 
 _OF_THE_CORE: Final = frozenset({"api", "served_model", PROFILE})
@@ -28,7 +29,7 @@ _CORE: Final = Path(points.__file__).parent
 
 def check(config: pytest.Config, session: Session, given: Sequence[Any], benches: Sequence[Any]) -> None:
     """Refuse a key of `--nb-set` that is almost a known one, or has several values and multiplies nothing; keep any
-    other that nobody knows for `warnings`.
+    other that nobody knows, or that does nothing, for the terminal to say.
 
     `given`: all collected functions of benchmarks, also those without points; `benches`: those that have a point.
     Raises `pytest.UsageError`.
@@ -37,8 +38,11 @@ def check(config: pytest.Config, session: Session, given: Sequence[Any], benches
     if not overrides or not benches:
         return
     own = frozenset(overrides)
+    config.stash[WARNINGS] += [line for key in overrides if (line := _kept(key, benches))]
     of_grids = _in_grids(session, given)
-    doubtful = [key for key in overrides if key not in of_grids and key != PROFILE]
+    of_points = {name for item in benches for name in item.stash[POINT].params}
+    idle = {key for key, values in overrides.items() if len(values) > 1 and key not in of_points}
+    doubtful = [key for key in overrides if (key not in of_grids or key in idle) and key != PROFILE]
     if not doubtful:
         return
     known = sorted({*of_grids, *_of_providers(session, benches, own)})
@@ -50,21 +54,36 @@ def check(config: pytest.Config, session: Session, given: Sequence[Any], benches
             raise pytest.UsageError(
                 f"{said}: no collected benchmark, grid or provider has a parameter of that name{closest(key, known)}"
             )
-        if len(overrides[key]) > 1:
+        if key in idle:
             raise pytest.UsageError(
                 f"{said}: expected an axis or a setting of a benchmark or its grid for several values; "
-                + ("give this parameter one value" if key in known or key in named else f"found {', '.join(known)}")
+                + (
+                    "give this parameter one value"
+                    if key in known or key in named
+                    else f"found {', '.join(sorted(of_points))}"
+                )
             )
-    config.stash[UNKNOWN] += [key for key in missing if key not in named]
+    config.stash[WARNINGS] += [_unread(key) for key in missing if key not in named]
 
 
-def warnings(unknown: Sequence[str]) -> list[str]:
-    """One line for each key that nobody reads."""
-    return [
+def _unread(key: str) -> str:
+    return (
         f"neuronbench: warning: --nb-set {key}: no collected benchmark, grid or provider has a parameter {key!r}; it "
         "goes into the record and changes nothing that neuronbench knows of"
-        for key in unknown
-    ]
+    )
+
+
+def _kept(key: str, items: Sequence[Any]) -> str:
+    """What is to be said of functions whose own `parametrize` has the key, which is stronger; empty without one."""
+    names = dict.fromkeys(item.nodeid.partition("[")[0] for item in items if key in item.callspec.params)
+    if not names:
+        return ""
+    first, *others = names
+    more = f" and {len(others)} more" if others else ""
+    return (
+        f"neuronbench: warning: --nb-set {key}: {first}{more} has its values from its own parametrize, and they stay; "
+        "change them there, or choose with -k"
+    )
 
 
 def _in_grids(session: Session, items: Sequence[Any]) -> frozenset[str]:

@@ -12,7 +12,7 @@ from neuronbench import lane_benchmarks
 from neuronbench.bench import MARK
 from neuronbench.plugins import PluginError, Plugins, PluginWarning
 from neuronbench.pytest_plugin.benchmark_clock import BenchmarkIntegration
-from neuronbench.pytest_plugin.keys import ERRORS, PLUGINS, SETTINGS, UNKNOWN
+from neuronbench.pytest_plugin.keys import ERRORS, PLUGINS, SETTINGS, WARNINGS
 from neuronbench.pytest_plugin.options import settings_of
 from neuronbench.pytest_plugin.terminal import Terminal
 
@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A plugin that misbehaves is told about and never fails a run, also where warnings are errors.
     config.addinivalue_line("filterwarnings", "default::neuronbench.plugins.PluginWarning")
     config.stash[ERRORS] = []
-    config.stash[UNKNOWN] = []
+    config.stash[WARNINGS] = []
     config.stash[SETTINGS] = settings_of(config)
     config.addinivalue_line("markers", f"{MARK}(lane, grid, backends, params, slo): set by neuronbench.bench")
     _add_markers(config, plugins)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from neuronbench.model import Outcome, Record
-from neuronbench.pytest_plugin import overrides
-from neuronbench.pytest_plugin.keys import ERRORS, PLUGINS, POINT, SPEC, UNKNOWN, session_or_none
+from neuronbench.pytest_plugin.keys import ERRORS, PLUGINS, POINT, SPEC, WARNINGS, session_or_none
 from neuronbench.report.lines import fitted
 from neuronbench.session import Session
 
@@ -126,7 +125,7 @@ class Terminal:
         for name in backends:
             probe = session.probe(name)
             lines.append(f"neuronbench: {name}: " + ("ready" if probe.available else probe.reason))
-        return [*lines, *overrides.warnings(self._config.stash[UNKNOWN])]
+        return [*lines, *self._config.stash[WARNINGS]]
 
     def _named_benchmarks(self) -> bool:
         """Whether what pytest was told to look at are files of benchmarks, or a folder with some at its top."""

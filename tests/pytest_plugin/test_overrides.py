@@ -61,7 +61,7 @@ def test_a_name_that_nobody_knows_is_said_in_one_line_and_recorded(benches, opti
 @pytest.mark.parametrize(
     "given",
     [
-        "concurrency=4", "only_of_full=2", "only_of_truth=2", "of_a_row=2", "window_s=2", "colour=blue",
+        "concurrency=4", "only_of_full=2", "only_of_truth=2", "of_a_row=2", "window_s=2",
         "model=a", "ttft_ms=3", "endpoint_provider=fake", "api=chat", "kept_by=2",
     ],
 )  # fmt: skip
@@ -71,8 +71,17 @@ def test_a_name_that_somebody_has_is_taken_in_silence(benches, given: str) -> No
     result.stdout.no_fnmatch_line("*warning*")
 
 
+def test_a_parametrize_that_keeps_its_values_is_said(benches) -> None:
+    result = benches.run("-m", "fake", "--nb-set", "colour=blue")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*warning: --nb-set colour: bench_it.py::bench_own has its values from its own*"])
+    values = [record["point"]["params"].get("colour") for record in benches.records()]
+    assert sorted(values, key=str) == ["blue", "blue", "blue", "red"]
+
+
 def test_several_values_of_what_is_no_axis_are_refused(benches) -> None:
-    for given, word in (("zzyzx=1,2", "found"), ("ttft_ms=1,2", "give this parameter one value")):
+    one = "give this parameter one value"
+    for given, word in (("zzyzx=1,2", "found colour, conc"), ("ttft_ms=1,2", one), ("only_of_full=1,2", one)):
         result = benches.run("-m", "fake", "--nb-set", given)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         said = result.stdout.str() + result.stderr.str()
