@@ -149,14 +149,21 @@ def _failed(telemetry: Telemetry, window: Window) -> tuple[float | None, str]:
     """Errors and executions that did not complete well in the window, and uncorrected memory errors.
 
     A counter that appears inside the window began at 0 before it: errors of runtimes that attached meanwhile count.
+    Memory is watched without any runtime: that it has no errors does not say that executions had none.
     """
-    names = [
-        name for name in telemetry.series()
+    names = telemetry.series()
+    of_runtimes = [
+        name for name in names
         if name.startswith((f"{ACCELERATOR}/outcome/", f"{ACCELERATOR}/error/")) and not name.endswith("/completed")
     ]  # fmt: skip
-    names += [name for name in telemetry.series() if name.startswith(f"{ACCELERATOR}/ecc/") and "uncorrected" in name]
-    rises = [rise for name in names if (rise := _rise(telemetry, name, window)) is not None]
-    return (sum(rises), "") if rises else (None, "the runtime reported no counts of errors")
+    of_memory = [name for name in names if name.startswith(f"{ACCELERATOR}/ecc/") and "uncorrected" in name]
+    counted, memory = (
+        [rise for name in those if (rise := _rise(telemetry, name, window)) is not None]
+        for those in (of_runtimes, of_memory)
+    )
+    if not counted and not any(memory):
+        return None, "the runtime reported no counts of errors"
+    return sum(counted) + sum(memory), ""
 
 
 def _rise(telemetry: Telemetry, name: str, window: Window) -> float | None:

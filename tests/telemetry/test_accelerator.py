@@ -134,9 +134,17 @@ def test_errors_of_before_the_window_are_not_its_own() -> None:
 
 def test_corrected_memory_errors_are_no_failure() -> None:
     rows: list[dict[str, float | None]] = [
-        {"ecc/0/mem_ecc_corrected": float(n), "ecc/0/mem_ecc_uncorrected": 1.0} for n in range(3)
+        {"ecc/0/mem_ecc_corrected": float(n), "ecc/0/mem_ecc_uncorrected": 1.0, "error/generic": 0.0} for n in range(3)
     ]
     assert judged(sampled(rows), 3)[1]["device_errors"].passed is True
+
+
+def test_memory_without_errors_does_not_vouch_for_executions_that_nobody_saw() -> None:
+    rows: list[dict[str, float | None]] = [{"ecc/0/mem_ecc_uncorrected": 1.0}] * 3
+    metrics, gates = judged(sampled(rows), 3)
+    assert metrics["execution_errors_errors"].value is None
+    assert gates["device_errors"].passed is None
+    assert gates["device_errors"].message == "the runtime reported no counts of errors"
 
 
 def test_a_monitor_that_died_is_told() -> None:
