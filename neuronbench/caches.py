@@ -14,6 +14,7 @@ from typing import Final, Literal, Protocol, runtime_checkable
 
 from neuronbench.keylocks import Lock
 from neuronbench.protocols import Cache, CacheEntry
+from neuronbench.words import counted as counted  # commands of caches take it from here
 
 _AGES: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SIZES: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -105,11 +106,6 @@ def size_bytes(text: str) -> int:
     if not found:
         raise ValueError(f"expected a size such as 20GB or 500MB; found {text!r}")
     return int(float(found[1]) * _SIZES[found[2].upper()])
-
-
-def counted(count: int, one: str, several: str) -> str:
-    """`1 lock`, `2 locks`."""
-    return f"{count} {one if count == 1 else several}"
 
 
 def said_size(count: float) -> str:

@@ -487,7 +487,7 @@ def test_doctors_exit_status_and_output(project: Project, monkeypatch: pytest.Mo
     indent = " " * 24
     assert out == (
         f"ok    one               fine\nwarn  two               first\n{indent}second\n{indent}→ do this\n\n"
-        "0 failed, 1 warnings\n"
+        "0 failed, 1 warning\n"
     )
     made.append(Check(name="three", status="fail", found="bad"))
     status, out, _ = project.run("doctor")

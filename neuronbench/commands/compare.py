@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from neuronbench.commands import host
+from neuronbench.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -265,7 +266,7 @@ def _shared(base: Side, head: Side) -> str:
     both = one & other
     if not both:
         return ""
-    many = f"{len(both)} receipts are" if len(both) > 1 else "1 receipt is"
+    many = counted(len(both), "receipt is", "receipts are")
     return f"{many} on both sides ({base.label} and {head.label}): what they agree in is no evidence of anything"
 
 

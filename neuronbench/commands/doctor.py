@@ -11,6 +11,7 @@ import typer
 
 from neuronbench.canonical import printable
 from neuronbench.commands import host
+from neuronbench.words import counted
 
 if TYPE_CHECKING:
     from neuronbench.protocols import Check
@@ -39,7 +40,7 @@ def doctor(
     if as_json:
         host.emit_json([dataclasses.asdict(check) for check in checks])
     else:
-        host.say(f"\n{failed} failed, {warned} warnings" if failed or warned else "\nall is well")
+        host.say(f"\n{failed} failed, {counted(warned, 'warning')}" if failed or warned else "\nall is well")
     if failed:
         raise typer.Exit(host.FAILURE)
 

@@ -9,6 +9,7 @@ import typer
 
 from neuronbench.commands import host
 from neuronbench.commands.compare import options_of, show, write
+from neuronbench.words import counted
 
 FORMATS = ("terminal", "markdown", "json")
 
@@ -90,7 +91,7 @@ def history(
             host.say(text.rstrip("\n"))
         else:
             write(out, text)
-            host.say(f"{sum(len(one.jumps) for one in found)} steps in {len(found)} series: {out}")
+            host.say(f"{counted(sum(len(one.jumps) for one in found), 'step')} in {len(found)} series: {out}")
     worse = [one for one in found if one.jumps and one.jumps[-1].worse]
     if fail_on_step and worse:
         told = "; ".join(f"{one.point} {one.metric.key} since {one.jumps[-1].session}" for one in worse[:5])

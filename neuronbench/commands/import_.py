@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from neuronbench.commands import host
+from neuronbench.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +65,7 @@ def import_results(
     if check and chosen.check is None:
         able = ", ".join(name for name, one in importers.KINDS.items() if one.check is not None)
         raise host.CommandError(f"--check: nothing published is known of {kind}; of {able} there is", status=host.USAGE)
-    progress = host.ProgressLine()
+    progress = host.ProgressLine(patience_s=2.0)
     try:
         found = importers.gather(chosen, path, progress=progress)
         if check and chosen.check is not None:
@@ -98,7 +99,7 @@ def import_results(
     failed = Counter(gate.id for record in done.records for gate in record.gates if gate.passed is False)
     if failed:
         said = ", ".join(f"{name} {count}" for name, count in failed.most_common())
-        host.say(f"gates that failed, of {len(done.records)} results: {said}")
+        host.say(f"gates that failed, of {counted(len(done.records), 'result')}: {said}")
     host.say(("already imported: " if done.existed else "imported: ") + str(done.folder))
 
 

@@ -13,6 +13,7 @@ import typer
 
 from neuronbench.commands import host
 from neuronbench.receipts import Receipt, ReceiptError
+from neuronbench.words import counted
 
 if TYPE_CHECKING:
     from neuronbench.model import Record
@@ -111,7 +112,8 @@ def overlay(
     differs = _differences(a.protocol(), b.protocol())
     marks = [f"{letter}: {text}" for letter, run in (("A", a), ("B", b)) for text in run.marks()]
     if found.only_first or found.only_second:
-        text = f"A has {len(a.losses)} steps, B has {len(b.losses)}: compared are the {len(found.steps)} in common"
+        many = f"A has {counted(len(a.losses), 'step')}, B has {len(b.losses)}"
+        text = f"{many}: compared are the {len(found.steps)} in common"
         marks.append(f"{text} whose losses are finite" if found.not_finite else text)
     rows = _rows(found)
     if json_file:
@@ -206,7 +208,7 @@ def _run(here: host.Host, what: str) -> Run:
 def _what_it_is(record: Record) -> str:
     tables = [name for name in record.tables if re.fullmatch(r"steps(-\d+)?", name)]
     if tables:
-        return f"it has {len(tables)} runs"
+        return f"it has {counted(len(tables), 'run')}"
     if record.point.lane and record.error is None:
         return f"expected a training run, found a record of lane {record.point.lane!r}"
     kind = record.error.kind if record.error is not None else "unknown"

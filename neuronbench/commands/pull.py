@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from neuronbench.commands import host
+from neuronbench.words import counted
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
@@ -104,7 +105,8 @@ def _show(settings: Settings, result: PullResult | Pulled, *, as_json: bool) -> 
         )
     else:
         host.say(
-            f"{len(result.fetched)} fetched, {len(result.kept)} were here already, {len(result.refused)} refused"
+            f"{len(result.fetched)} fetched, {counted(len(result.kept), 'was', 'were')} here already, "
+            f"{len(result.refused)} refused"
             f"  ({settings.receipts_dir})"
         )
     for receipt, reason in result.refused:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from neuronbench.commands import host
+from neuronbench.words import counted
 
 
 def push(
@@ -35,7 +36,7 @@ def push(
     finally:
         progress.done()
     if result.delivered or result.already or result.failed:
-        counts = f"{len(result.delivered)} delivered, {len(result.already)} were there already"
+        counts = f"{len(result.delivered)} delivered, {counted(len(result.already), 'was', 'were')} there already"
         host.say(f"{counts}, {len(result.failed)} still pending")
     else:
         host.say("nothing is pending")

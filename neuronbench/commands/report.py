@@ -10,6 +10,7 @@ import typer
 
 from neuronbench.commands import host
 from neuronbench.commands.compare import options_of, runs_of_mlflow, write
+from neuronbench.words import counted
 
 if TYPE_CHECKING:
     from neuronbench.compare import Comparison, Side
@@ -96,7 +97,7 @@ def report(
         return
     write(path, text)
     size = f"{len(text.encode()) / 1e6:.1f} MB" if len(text) > 1e5 else f"{len(text.encode()) / 1e3:.0f} KB"
-    host.say(f"{len(content.rows)} points of {len(side.readings)} receipts, {size}: {path}")
+    host.say(f"{counted(len(content.rows), 'point')} of {counted(len(side.readings), 'receipt')}, {size}: {path}")
 
 
 report.__doc__ = HELP

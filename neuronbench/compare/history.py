@@ -18,6 +18,7 @@ from neuronbench.compare.rows import History, Options, kinds_of, session_values
 from neuronbench.compare.selecting import SelectionError, Selector, Side, receipts_in
 from neuronbench.model import Json, Provenance, Validity, canonical_json
 from neuronbench.receipts.sessions import is_session_id
+from neuronbench.words import counted
 
 RECEIPTS_LIMIT: Final = 4000
 """Receipts of the past that are looked at for noise floors: a comparison is not to wait for all of history."""
@@ -147,8 +148,8 @@ def series(
     if not groups:
         what = f"no point of lane {asked!r}" if asked in lanes() else f"no point or lane {asked!r}"
         raise SelectionError(
-            f"{what} in the last {len(names)} sessions of {selector.store.root}; lanes: {', '.join(lanes())}; "
-            f"points: {', '.join(sorted(ids)[:8])}"
+            f"{what} in the last {counted(len(names), 'session')} of {selector.store.root}; "
+            f"lanes: {', '.join(lanes())}; points: {', '.join(sorted(ids)[:8])}"
         )
     found = []
     for readings in groups.values():

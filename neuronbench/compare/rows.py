@@ -15,6 +15,7 @@ from neuronbench.compare.noise import Bands, Past, spread_of_history
 from neuronbench.compare.reading import Keep, MetricKind, Reading
 from neuronbench.compare.result import Row, Values, Verdict
 from neuronbench.model import Provenance, RecordKind, Validity
+from neuronbench.words import counted
 
 ADVISORY_BELOW: Final = 3
 """With fewer repeats a side a verdict is advice."""
@@ -170,13 +171,13 @@ def _row(
     if spread is not None and log and kind.unit.endswith("/s"):
         spread = _quantised(spread, base, head, kind)
     if spread is None and past is not None:
-        source = f"history of {past.sessions} sessions"
+        source = f"history of {counted(past.sessions, 'session')}"
         spread = intervals.Spread(base=past.sd**2, head=past.sd**2, df=past.sessions - 1, source=source)
     if spread is None:
         why = "one repeat a side: there is no interval, and no history of five sessions to take one from"
         return replace(row, floor=floor, verdict=Verdict.INCONCLUSIVE, more=ADVISORY_BELOW - 1, reason=why)
     found = intervals.contrast(a, b, spread)
-    few = [f"advisory: {len(a)} against {len(b)} repeats"] if min(len(a), len(b)) < ADVISORY_BELOW else []
+    few = [f"advisory: {len(a)} against {counted(len(b), 'repeat')}"] if min(len(a), len(b)) < ADVISORY_BELOW else []
     sd = math.sqrt((spread.base + spread.head) / 2)
     return replace(
         row,
@@ -205,7 +206,7 @@ def _repeats(side: Sequence[Reading], kind: MetricKind, name: str) -> tuple[list
             found.append(value.value)
     if not missing:
         return found, ""
-    where = name if len(missing) == len(side) else f"{len(missing)} of {len(side)} repeats of {name}"
+    where = name if len(missing) == len(side) else f"{len(missing)} of {counted(len(side), 'repeat')} of {name}"
     note = next((note for note in missing if note), "")
     return [], f"no value in {where}" + (f": {note}" if note else "")
 

@@ -14,6 +14,7 @@ from neuronbench.compare.reading import Keep, Reader, Reading
 from neuronbench.model import Json, Outcome, Validity, canonical_json
 from neuronbench.receipts import ReceiptError, ReceiptStore, accuracy_evidence
 from neuronbench.receipts.receipt import RECORD
+from neuronbench.words import counted
 
 KINDS: Final = ("point",)
 BOOTS: Final = ("point", "boot", "compile")
@@ -76,7 +77,7 @@ class Selector:
             fit = (r for r in chosen if r.kind in self.kinds and all(_has(r, *pair) for pair in filters))
             kept.update((reading.path, reading) for reading in fit)
         if not kept:
-            why = f"none of its {seen} receipts is meant" if seen else "there is no receipt"
+            why = f"none of its {counted(seen, 'receipt')} is meant" if seen else "there is no receipt"
             raise SelectionError(f"{asked!r}: {why}" + (f"; {self.problems[-1]}" if self.problems else ""))
         readings = sorted(kept.values(), key=lambda reading: (reading.started_at, reading.session, reading.name))
         return side(asked, readings)
@@ -128,7 +129,7 @@ class Selector:
             found = self.store.latest_session(before=found)
         word = "latest" + (f"~{back}" if back else "")
         raise SelectionError(
-            f"{word}: expected {back + 1} sessions with receipts in {self.store.root}, found {seen}; "
+            f"{word}: expected {counted(back + 1, 'session')} with receipts in {self.store.root}, found {seen}; "
             "to make one: pytest benchmarks -m cpu"
         )
 
@@ -144,7 +145,7 @@ class Selector:
     def _counted(self, folders: Iterable[Path]) -> Iterator[Path]:
         for count, folder in enumerate(folders, start=1):
             if count % 500 == 0:
-                self.progress(f"{count} receipts read")
+                self.progress(f"{counted(count, 'receipt')} read")
             yield folder
 
     def _original(self, reading: Reading) -> Reading:

@@ -94,8 +94,31 @@ def _parsed(path: Path, text: str) -> Any:
     except _TwiceError as error:
         raise ImportFailure(f"{path}: its JSON says {str(error)[:100]!r} twice: which is it?") from None
     except json.JSONDecodeError as error:
-        seen = "an empty file" if not text.strip() else f"{error.msg} in line {error.lineno}, column {error.colno}"
-        raise ImportFailure(f"{path}: expected JSON, found {seen}; is the file complete?") from None
+        raise ImportFailure(f"{path}: expected JSON, found {_found(text, error)}; is the file complete?") from None
+
+
+_WANTED: Final = {
+    "Expecting value": "a value",
+    "Expecting ',' delimiter": "a comma",
+    "Expecting ':' delimiter": "a colon",
+    "Expecting property name enclosed in double quotes": "a name in double quotes",
+    "Unterminated string starting at": "a string that ends",
+    "Invalid control character at": "a string without control characters",
+    "Extra data": "its end",
+}
+"""What the parser misses → that in words. It is worded by the parser, so others are shown as they are."""
+_SHOWN: Final = 20
+
+
+def _found(text: str, error: json.JSONDecodeError) -> str:
+    """What stands where the parser gave up, where that is, and what should be there."""
+    if not text.strip():
+        return "an empty file"
+    rest = " ".join(text[error.pos : error.pos + 4 * _SHOWN].split())
+    seen = repr(rest[:_SHOWN] + "…" * (len(rest) > _SHOWN)) if rest else "the end of the file"
+    wanted = next((words for start, words in _WANTED.items() if error.msg.startswith(start)), "")
+    where = f"{seen} in line {error.lineno}, column {error.colno}"
+    return f"{where}, where {wanted} should be" if wanted else f"{where} ({error.msg})"
 
 
 class _TwiceError(ValueError):

@@ -27,6 +27,7 @@ from neuronbench.model import (
     slug,
 )
 from neuronbench.receipts import ReceiptStore
+from neuronbench.words import counted
 
 PREFIX: Final = "imported-"
 TELEMETRY: Final = "telemetry.parquet"
@@ -54,7 +55,7 @@ def gather(kind: Kind, path: Path, *, progress: Callable[[str], None] = lambda t
     """
     found: list[Imported] = []
     for index, one in enumerate((kind.files or files)(path, kind.suffixes), start=1):
-        progress(f"{index} files, {len(found)} results: {_printable(one.name)}")
+        progress(f"reading {_printable(one.name)}, file {index}; {counted(len(found), 'result')} before it")
         found += map(checked, read(kind, one))
         if len(found) > LIMIT_RESULTS:
             raise ImportFailure(f"{path}: more than {LIMIT_RESULTS:,} results; import a part of it")

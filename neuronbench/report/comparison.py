@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from neuronbench.compare import Comparison, Row, Verdict
 from neuronbench.model import Metric
 from neuronbench.report import tables
+from neuronbench.words import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,7 +92,7 @@ def counts(comparison: Comparison) -> str:
     parts = [f"{count} {verdict.value}" for verdict, count in comparison.counts.items() if count]
     worse = sum(change.worse for change in comparison.outcomes)
     if worse:
-        parts.insert(0, f"{worse} point{'s' if worse > 1 else ''} ended worse")
+        parts.insert(0, f"{counted(worse, 'point')} ended worse")
     return ", ".join(parts) or "nothing to compare"
 
 
@@ -101,7 +102,7 @@ def heading(comparison: Comparison) -> list[str]:
     for name, side in (("A", comparison.base), ("B", comparison.head)):
         sessions = ", ".join(side.sessions[:3]) + (f" and {len(side.sessions) - 3} more" * (len(side.sessions) > 3))
         told = "" if side.sessions == (side.label,) else f" = {sessions}"
-        lines.append(f"{name}  {side.label}{told}, {side.receipts} receipt{'s' if side.receipts != 1 else ''}")
+        lines.append(f"{name}  {side.label}{told}, {counted(side.receipts, 'receipt')}")
     a, b = comparison.base.context, comparison.head.context
     differs = [
         f"{name} {_facts(a.get(name, ()))} → {_facts(b.get(name, ()))}"
@@ -137,8 +138,8 @@ def reasons(rows: Sequence[Row]) -> list[str]:
 
 
 def _counted(rows: Sequence[Row], points: set[str]) -> str:
-    where = f"of {next(iter(points))}" if len(points) == 1 else f"at {len(points)} points"
-    return f"{len(rows)} metrics {where}"
+    where = f"of {next(iter(points))}" if len(points) == 1 else f"at {counted(len(points), 'point')}"
+    return f"{counted(len(rows), 'metric')} {where}"
 
 
 def marks(rows: Sequence[Row]) -> list[str]:
@@ -179,10 +180,14 @@ def footing(comparison: Comparison) -> list[str]:
         lines.append(f"intervals rest on: {', '.join(spreads)}")
     for each in comparison.overall:
         between = "" if each.low is None or each.high is None else f" ({_percent(each.low)} … {_percent(each.high)})"
-        lines.append(f"{each.metric.key} over {each.points} points: geometric mean {_percent(each.change)}{between}")
+        lines.append(
+            f"{each.metric.key} over {counted(each.points, 'point')}: geometric mean {_percent(each.change)}{between}"
+        )
     notes = list(comparison.notes)
     if len(notes) > NOTES:
-        notes[NOTES - 1 :] = [f"and {len(notes) - NOTES + 1} more metrics have no value on either side"]
+        notes[NOTES - 1 :] = [
+            f"and {counted(len(notes) - NOTES + 1, 'more metric has', 'more metrics have')} no value on either side"
+        ]
     return [*lines, *notes]
 
 
@@ -193,7 +198,9 @@ def shown(rows: Sequence[Row], limit: int) -> tuple[list[Row], str]:
         return compared, ""
     rest = compared[limit:]
     names = [f"{sum(row.verdict is v for row in rest)} {v.value}" for v in Verdict if any(r.verdict is v for r in rest)]
-    return compared[:limit], f"{len(rest)} more rows are not shown ({', '.join(names)}): --all shows them"
+    return compared[
+        :limit
+    ], f"{counted(len(rest), 'more row is', 'more rows are')} not shown ({', '.join(names)}): --all shows them"
 
 
 # --------------------------------------------------------------------------------------------------------------------

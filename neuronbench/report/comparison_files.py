@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 from neuronbench.canonical import printable
 from neuronbench.compare import Comparison, Row, Verdict
 from neuronbench.report import comparison as words
+from neuronbench.words import counted
 
 ROWS: Final = 100
 LIMIT: Final = 60_000
@@ -40,7 +41,7 @@ def markdown(comparison: Comparison, *, limit: int = ROWS) -> str:
             for each in comparison.outcomes[:limit]
         ]
         if len(comparison.outcomes) > limit:
-            lines.append(f"\n{len(comparison.outcomes) - limit} more points ended otherwise.")
+            lines.append(f"\n{counted(len(comparison.outcomes) - limit, 'more point')} ended otherwise.")
     changed = [row for row in comparison.rows if row.verdict in (Verdict.REGRESSED, Verdict.IMPROVED)]
     open_ = [row for row in comparison.rows if row.verdict is Verdict.INCONCLUSIVE]
     same = [row for row in comparison.rows if row.verdict is Verdict.UNCHANGED]
@@ -73,7 +74,7 @@ def _table(rows: Sequence[Row], limit: int) -> list[str]:
         ]  # fmt: skip
         lines.append(f"| {_SIGNS[row.verdict]} | " + " | ".join(map(cell, cells)) + " |")
     if len(rows) > limit:
-        lines.append(f"\n{len(rows) - limit} more are not shown.")
+        lines.append(f"\n{counted(len(rows) - limit, 'more is', 'more are')} not shown.")
     return lines
 
 

@@ -66,7 +66,7 @@ def test_folders_from_anywhere(filled: Bench, tmp_path: Path) -> None:
         ("no/such/folder", "found none of that name"),
         ("tag:nothing", "there is no receipt"),
         ("commit:bbbb", "there is no receipt"),
-        ("latest@backend=trn2", "none of its 1 receipts is meant"),
+        ("latest@backend=trn2", "none of its 1 receipt is meant"),
         ("mlflow:abc", "no MLflow"),
     ],
 )

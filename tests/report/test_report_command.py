@@ -21,7 +21,7 @@ def test_the_last_session_is_reported_where_it_says(project: Project) -> None:
     assert done.returncode == 0, done.stderr
     path = project.root / "mlruns" / "reports" / f"{project.session}.html"
     assert done.stdout.strip().endswith(str(path))
-    assert "1 points of 1 receipts" in done.stdout
+    assert "1 point of 1 receipt, " in done.stdout
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert 'href="../receipts/' in path.read_text(encoding="utf-8")
 

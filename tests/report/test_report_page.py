@@ -317,7 +317,7 @@ def test_without_a_price_there_is_no_cost(project: Project) -> None:
     content = project.content()
     (told,) = costs.dollars(content.rows, content)
     assert isinstance(told, Text)
-    assert told.lines == ["no price known: nothing says on which instance (1 points)."]
+    assert told.lines == ["no price known: nothing says on which instance (1 point)."]
 
 
 def test_a_served_model_lies_where_arithmetic_says(project: Project) -> None:

@@ -11,6 +11,7 @@ from neuronbench.report.page.figure import Cell, Table
 from neuronbench.report.page.gather import Content
 from neuronbench.report.page.lanes import amount, label_of
 from neuronbench.report.page.rows import Row, Standing, as_float, text_of
+from neuronbench.words import counted
 
 POINTS: Final = 100
 NOTES: Final = 40
@@ -44,9 +45,9 @@ def published(rows: Sequence[Row], content: Content) -> list[Table]:
         return []
     lines = list(notes)[:NOTES]
     if len(notes) > NOTES:
-        lines.append(f"and {len(notes) - NOTES} more findings, in the receipts")
+        lines.append(f"and {counted(len(notes) - NOTES, 'more finding')}, in the receipts")
     if omitted:
-        lines.append(f"{omitted} more points are left out of this table.")
+        lines.append(f"{counted(omitted, 'more point is', 'more points are')} left out of this table.")
     columns = ["point", "figure", "published", "measured / published", "published in", "model there", "findings"]
     return [
         Table(

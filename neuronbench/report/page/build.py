@@ -15,6 +15,7 @@ from neuronbench.report.page import beside, costs, curves, frontier, lanes, prob
 from neuronbench.report.page.figure import Block, Cell, Document, Section, Table, Text, Tone
 from neuronbench.report.page.gather import Content
 from neuronbench.report.page.rows import Row, Standing, by_lane
+from neuronbench.words import counted
 
 COMPARED: Final = 300
 """Rows of a comparison."""
@@ -81,8 +82,8 @@ def _lane(lane: str, rows: Sequence[Row], content: Content) -> list[Block]:
     failed = sum(len(row.readings) for row in rows if row.standing is Standing.FAILED)
     absent = sum(len(row.readings) for row in rows if row.standing is Standing.ABSENT)
     told = [
-        f"{failed} record{'s' * (failed > 1)} failed" if failed else "",
-        f"{absent} were not measured" if absent else "",
+        f"{counted(failed, 'record')} failed" if failed else "",
+        f"{counted(absent, 'was', 'were')} not measured" if absent else "",
     ]
     if any(told):
         blocks.append(Text(lines=[f"{' and '.join(part for part in told if part)}: see Failures."]))
@@ -107,7 +108,10 @@ def _top(content: Content) -> list[tuple[str, str]]:
             ", ".join(f"{count} {_NAMES.get(standing, standing.value)}" for standing, count in counts.items())
             or "none",
         ),
-        ("points", f"{len(content.rows)}, {len(content.boots)} boots and compilations"),
+        (
+            "points",
+            f"{len(content.rows)}, {counted(len(content.boots), 'boot or compilation', 'boots and compilations')}",
+        ),
         ("sessions", ", ".join(sessions[:SESSIONS]) + more),
         ("measured", f"{_day(instants[0])} … {_day(instants[-1])} UTC" if instants else "unknown"),
         ("backends", ", ".join(dict.fromkeys(reading.point.backend for reading in readings))),
@@ -136,16 +140,19 @@ def _warnings(content: Content) -> list[str]:
         (Standing.FAILED, "without a result: see Failures"),
     ):
         if counts[standing]:
-            found.append(f"{counts[standing]} of {len(readings)} records are {text}.")
+            verb = "is" if counts[standing] == 1 else "are"
+            found.append(f"{counts[standing]} of {counted(len(readings), 'record')} {verb} {text}.")
     if not counts[Standing.VALID]:
         found.append("There is no valid record: no number on this page may be quoted.")
     one = sum(row.standing is Standing.VALID and len(row.readings) == 1 for row in content.rows)
     if one:
-        found.append(
-            f"{one} valid points rest on one repeat: what another boot would have said is not known (--nb-repeats)."
-        )
+        many = counted(one, "valid point rests", "valid points rest")
+        found.append(f"{many} on one repeat: what another boot would have said is not known (--nb-repeats).")
     if content.left_out:
-        found.append(f"{len(content.left_out)} receipts could not be read and are left out: see the end.")
+        many = counted(
+            len(content.left_out), "receipt that could not be read is", "receipts that could not be read are"
+        )
+        found.append(f"{many} left out: see the end.")
     return found
 
 
@@ -218,7 +225,11 @@ def _compared(title: str, rows: Sequence[Compared], *, folded: bool) -> Table:
         for row in rows[:COMPARED]
     ]
     omitted = max(0, len(rows) - COMPARED)
-    notes = [f"{omitted} more rows are left out: neuronbench compare --all shows them."] if omitted else []
+    notes = (
+        [f"{counted(omitted, 'more row is', 'more rows are')} left out: neuronbench compare --all shows them."]
+        if omitted
+        else []
+    )
     columns = ["point", "metric", "A", "B", "change", "95 % interval", "n", "verdict"]
     return Table(
         title=title,

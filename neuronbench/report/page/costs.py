@@ -14,6 +14,7 @@ from neuronbench.report.page.figure import Cell, Figure, Panel, Table, Text, Tra
 from neuronbench.report.page.gather import Content, instance_of
 from neuronbench.report.page.lanes import label_of, value_cell
 from neuronbench.report.page.rows import Row, Standing, as_float, median_reading
+from neuronbench.words import counted
 
 BOOTS: Final = 200
 BARS: Final = 16
@@ -189,11 +190,11 @@ def dollars(rows: Sequence[Row], content: Content) -> list[Table | Text]:
                 continue
             made += [_by_price(row, key, price, content) for price in known]
         marks.update(dict.fromkeys(row.marks))
-    notes = [COST, *(f"{why} ({count} points)" for why, count in without.items())]
+    notes = [COST, *(f"{why} ({counted(count, 'point')})" for why, count in without.items())]
     if omitted:
-        notes.append(f"{omitted} more points are left out of this table.")
+        notes.append(f"{counted(omitted, 'more point is', 'more points are')} left out of this table.")
     if not made:
-        told = [f"{why} ({count} points)." for why, count in without.items()]
+        told = [f"{why} ({counted(count, 'point')})." for why, count in without.items()]
         return [Text(lines=told or ["No record has a rate that a price could be set against."])]
     columns = ["lane", "point", "rate", "of", "price", "USD/h", "USD per 1M", "USD per 1M, whole block"]
     return [

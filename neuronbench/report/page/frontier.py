@@ -10,6 +10,7 @@ from neuronbench.report.page.curves import legend, not_drawn, points, shown, thi
 from neuronbench.report.page.figure import Figure, Panel, Text, Trace
 from neuronbench.report.page.gather import Content, cores_of
 from neuronbench.report.page.rows import Row, Standing, benchmark_of
+from neuronbench.words import counted
 
 PARETO: Final = (
     "tok/s a user sees: 1000 / TPOT p50. tok/s a core: output tok/s / cores of the resource. A point is on the "
@@ -38,7 +39,7 @@ def pareto(lane: str, rows: Sequence[Row], content: Content) -> list[Figure | Te
     without = len(fit) - len(told)
     notes = [PARETO, *not_drawn(rows)]
     if without:
-        notes.append(f"{without} points are left out: nothing says how many cores they had.")
+        notes.append(f"{counted(without, 'point is', 'points are')} left out: nothing says on how many cores.")
     if not told:
         return [Text(lines=[f"{lane}: no frontier of tok/s per user and per core. {notes[-1]}"])]
 

@@ -12,6 +12,7 @@ from neuronbench.report.gates import gate_line, unjudged_lines
 from neuronbench.report.page.figure import Cell, Link, Table, Text, Tone
 from neuronbench.report.page.gather import Content
 from neuronbench.report.page.rows import Row, Standing, Summary, as_float, benchmark_of, median_reading, order, text_of
+from neuronbench.words import counted
 
 ROWS: Final = 500
 """Of one table at most: a phone has to scroll through them."""
@@ -111,8 +112,9 @@ def _table(title: str, standing: Standing, rows: Sequence[Row], content: Content
     notes = [*_notes(shown, keys)]
     omitted = len(rows) - len(shown)
     if omitted:
+        many = counted(omitted, "more point is", "more points are")
         notes.append(
-            f"{omitted} more points are not in this table, which holds {ROWS} at most: name a part of them, such as "
+            f"{many} not in this table, which holds {ROWS} at most: name a part of them, such as "
             f"'{content.label}@{_narrower(rows[-1], lane)}'"
         )
     return Table(
@@ -174,7 +176,9 @@ def _repeats(row: Row) -> Cell:
     count = len(row.readings)
     if not row.others:
         return Cell(text=str(count), sort=float(count))
-    title = f"{row.others} more repeats of this point are of another standing"
+    title = (
+        f"{counted(row.others, 'more repeat of this point is', 'more repeats of this point are')} of another standing"
+    )
     return Cell(text=f"{count} of {count + row.others}", title=title, tone="warn", sort=float(count))
 
 
@@ -215,7 +219,7 @@ def _notes(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
                 text = summary.note.partition(", found")[0]
                 found[f"{key}: {text}"] = found.get(f"{key}: {text}", 0) + 1
     lines = [f"{text} ({count} points)" if count > 1 else text for text, count in list(found.items())[:6]]
-    return lines + ([f"and {len(found) - 6} more reasons, at the fields"] if len(found) > 6 else [])
+    return lines + ([f"and {counted(len(found) - 6, 'more reason')}, at the fields"] if len(found) > 6 else [])
 
 
 GATES: Final = 40
@@ -232,7 +236,9 @@ def _record_notes(rows: Sequence[Row], content: Content) -> list[str]:
         f"note of {names[0] if len(names) == 1 else f'{len(names)} points'}: {note}"
         for note, names in list(groups.items())[:NOTES]
     ]
-    return lines + ([f"and {len(groups) - NOTES} more notes, in the receipts"] if len(groups) > NOTES else [])
+    return lines + (
+        [f"and {counted(len(groups) - NOTES, 'more note')}, in the receipts"] if len(groups) > NOTES else []
+    )
 
 
 def _gate_lines(rows: Sequence[Row], content: Content) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Final
 
 from neuronbench.report.comparison_files import cell as escaped
 from neuronbench.report.page.figure import Block, Cell, Document, Figure, Section, Table, Text
+from neuronbench.words import counted
 
 ROWS: Final = 100
 """Of a table: what is read in a review, not searched."""
@@ -53,7 +54,7 @@ def _table(table: Table) -> list[str]:
     rows = ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows[:ROWS]]
     notes = [f"- {escaped(note)}" for note in table.notes]
     if len(table.rows) > ROWS:
-        notes.insert(0, f"- {len(table.rows) - ROWS} more rows: the HTML report has them")
+        notes.insert(0, f"- {counted(len(table.rows) - ROWS, 'more row')}: the HTML report has them")
     inside = [heads, rule, *rows, *(["", *notes] if notes else [])]
     if table.folded:
         marks = "".join(f", {mark}" for mark in table.marks if mark.isalpha())  # in HTML backticks would stay

@@ -12,6 +12,7 @@ from neuronbench.receipts.files import inside
 from neuronbench.report.page.figure import Cell, Link, Table, Text
 from neuronbench.report.page.gather import Content
 from neuronbench.report.page.rows import Row, Standing, text_of
+from neuronbench.words import counted
 
 GROUPS: Final = 60
 NAMES: Final = 5
@@ -115,7 +116,7 @@ def _absent(absent: Sequence[Reading]) -> Table:
         right=frozenset({1}),
         omitted=more,
         folded=True,
-        notes=[f"{more} more reasons are left out."] if more else [],
+        notes=[f"{counted(more, 'more reason is', 'more reasons are')} left out."] if more else [],
     )
 
 
@@ -155,7 +156,7 @@ def environments(readings: Sequence[Reading], content: Content) -> list[Table | 
     same = [name for name in ordered if name not in differing]
     title = "What they have in common" if len(records) > 1 else "Environment"
     more = len(first) - len(records)
-    notes = [f"{more} more environments are left out."] if more > 0 else []
+    notes = [f"{counted(more, 'more environment is', 'more environments are')} left out."] if more > 0 else []
     one = next(iter(records))
     rows: list[list[Cell | str]] = [] if len(records) > 1 else [list(heads[0])]
     rows += [[name, value(one, name)] for name in same if value(one, name) != "–"]

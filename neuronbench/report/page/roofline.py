@@ -17,6 +17,7 @@ from neuronbench.report.page.figure import SYMBOLS, Cell, Figure, Panel, Table, 
 from neuronbench.report.page.gather import Content, cores_of, instance_of
 from neuronbench.report.page.lanes import label_of
 from neuronbench.report.page.rows import Row, Standing, as_float, median_reading, order
+from neuronbench.words import counted
 
 POINTS: Final = 60
 BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0}
@@ -200,7 +201,7 @@ def roofline(content: Content) -> list[Figure | Table | Text]:
         if isinstance(over, str):
             missing[over] = missing.get(over, 0) + 1
         placed.append((row, record, where, None if isinstance(over, str) else over))
-    told = [f"{why} ({count} points)" for why, count in missing.items()]
+    told = [f"{why} ({counted(count, 'point')})" for why, count in missing.items()]
     if looked < len(fit):
         told.append(f"Of {len(fit)} points the first {looked} were looked at.")
     if not placed:
