@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 INSPECT_TIMEOUT_S: Final = 60.0
 PROJECT_STACK: Final = ".venv-cpu"
+KINDS: Final = ("serving", "compile", "train")
+"""Kinds of stack that the core asks for; `any` stands for all."""
 _PLACEHOLDER_BYTES: Final = 4096
 """A distribution whose files, metadata aside, are smaller than this together holds no software."""
 
@@ -242,12 +244,11 @@ def find(
 
     told = kind if kind in settings.stacks else "any" if "any" in settings.stacks else None
     if told is not None:
-        path = Path(settings.stacks[told]).expanduser()
-        source = settings.stack_sources.get(told, "settings")
-        stack = consider(Candidate(path=path if path.is_absolute() else settings.root / path, source=source))
+        place = _told(told, settings)
+        stack = consider(place)
         if stack is not None:
             return stack
-        raise LookupError(_nothing(kind, needs, tried, f"correct {source} ({told}), or leave it out"))
+        raise LookupError(_nothing(kind, needs, tried, f"correct {place.source} ({told}), or leave it out"))
 
     own = Path(sys.prefix).resolve()
     for entry in (*candidates, settings.root / PROJECT_STACK):
@@ -265,6 +266,35 @@ def find(
         if stack is not None:
             return stack
     raise LookupError(_nothing(kind, needs, tried, remedy or f"run `make stack`, or give one: --nb-stack {kind}=PATH"))
+
+
+def _told(kind: str, settings: Settings) -> Candidate:
+    """The place that the user named for `kind`; a relative one is below the project's folder."""
+    path = Path(settings.stacks[kind]).expanduser()
+    source = settings.stack_sources.get(kind, "settings")
+    return Candidate(path=path if path.is_absolute() else settings.root / path, source=source)
+
+
+def wrong_place(kind: str, settings: Settings) -> str:
+    """Why what the user named for `kind` is no Python at all, with what to do; empty when it is one, whatever it lacks.
+
+    Starts the interpreter.
+    """
+    place = _told(kind, settings)
+    python = interpreter(place.path)
+    if python is not None:
+        error = inspect(python).error
+        if not error:
+            return ""
+        found = f"{python}, which {error}"
+    elif not place.path.exists():
+        found = "nothing there"
+    else:
+        found = "a folder without bin/python" if place.path.is_dir() else "a file that cannot be run"
+    return (
+        f"{place.source}: {kind}={place.path}: expected a Python interpreter, or a venv with one in bin/, found {found}"
+        "; correct it, or leave it out to have the usual places looked at"
+    )
 
 
 def _nothing(kind: str, needs: Sequence[Need], tried: Sequence[str], remedy: str) -> str:

@@ -14,7 +14,7 @@ from neuronbench.bench import MARK
 from neuronbench.model import Point, ResourceSpec
 from neuronbench.plugins import Plugins
 from neuronbench.protocols import Unsupported
-from neuronbench.pytest_plugin import overrides
+from neuronbench.pytest_plugin import overrides, told_stacks
 from neuronbench.pytest_plugin.keys import (
     ERRORS,
     NEEDS,
@@ -137,6 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> Ge
     if hasattr(config, "workerinput"):
         raise pytest.UsageError("benchmarks share the hardware and cannot run under pytest-xdist: use -n0")
     session = session_of(config)
+    told_stacks.check(session, chosen)
     asked: dict[ResourceSpec, Unsupported | None] = {}
     for item in chosen:
         _skip_or_resource(session, item, asked)

@@ -40,7 +40,7 @@ def check(config: pytest.Config, session: Session, given: Sequence[Any], benches
     own = frozenset(overrides)
     config.stash[WARNINGS] += [line for key in overrides if (line := _kept(key, benches))]
     of_grids = _in_grids(session, given)
-    of_points = {name for item in benches for name in item.stash[POINT].params}
+    of_points = sorted({name for item in benches for name in item.stash[POINT].params})
     idle = {key for key, values in overrides.items() if len(values) > 1 and key not in of_points}
     doubtful = [key for key in overrides if (key not in of_grids or key in idle) and key != PROFILE]
     if not doubtful:
@@ -55,13 +55,9 @@ def check(config: pytest.Config, session: Session, given: Sequence[Any], benches
                 f"{said}: no collected benchmark, grid or provider has a parameter of that name{closest(key, known)}"
             )
         if key in idle:
+            what = "give this parameter one value" if key in known or key in named else f"found {', '.join(of_points)}"
             raise pytest.UsageError(
-                f"{said}: expected an axis or a setting of a benchmark or its grid for several values; "
-                + (
-                    "give this parameter one value"
-                    if key in known or key in named
-                    else f"found {', '.join(sorted(of_points))}"
-                )
+                f"{said}: expected an axis or a setting of a benchmark or its grid for several values; {what}"
             )
     config.stash[WARNINGS] += [_unread(key) for key in missing if key not in named]
 
