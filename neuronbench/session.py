@@ -144,7 +144,8 @@ class Session:
         if evidence.is_performance(record) and record.resource is not None:
             artifact = evidence.artifact_hash(record.resource.facts)
             external = bool(record.resource.facts.get("external"))
-            record.gate(evidence.evidence_gate(artifact, self._evidence(artifact, record), external=external))
+            found, kind = self._evidence(artifact, record), record.resource.kind
+            record.gate(evidence.evidence_gate(artifact, found, external=external, kind=kind))
 
     def _evidence(self, artifact: str, record: Record) -> Evidence | None:
         """What the youngest accuracy record of an artifact shows: this very one, one of the session, an older one."""

@@ -141,6 +141,13 @@ def test_evidence_mends_nothing_else(shelf: Shelf) -> None:
     assert validity_now(informed, shelf.store) is Validity.VALID
 
 
+@pytest.mark.parametrize(
+    ("kind", "call"), [("endpoint", "measure.token_accuracy"), ("compiled_model", "measure.accuracy")]
+)
+def test_the_remedy_names_the_call_that_judges_this_kind_of_resource(kind: str, call: str) -> None:
+    assert evidence.evidence_gate("a", None, kind=kind).message.endswith(f"run a benchmark with {call} on it")
+
+
 def test_a_model_whose_artifact_is_not_known_stays_provisional() -> None:
     gate = evidence.evidence_gate("", None)
     assert (gate.passed, gate.severity) == (False, "provisional")

@@ -172,13 +172,16 @@ def _refusal(opened: OpenRecord, strict: str) -> str:
     refused = ("invalid",) if strict == "invalid" else ("invalid", "provisional")
     if record.validity.value not in refused:
         return ""
-    said = [
-        f"{gate.id} ({gate.severity}): observed {gate.observed}, limit {gate.limit} {gate.unit}".rstrip()
-        + (f"; {gate.message}" if gate.message else "")
-        for gate in record.gates
-        if gate.passed is False and gate.severity in refused
-    ]
+    said = [_said(gate) for gate in record.gates if gate.passed is False and gate.severity in refused]
     return "\n  ".join([f"{record.receipt_name}: measured, but {record.validity.value} (--nb-strict={strict})", *said])
+
+
+def _said(gate: Gate) -> str:
+    """`id (severity): observed 3, limit 2; message`, without what the gate does not have."""
+    numbers = (("observed", gate.observed), ("limit", gate.limit))
+    known = ", ".join(f"{name} {value}" for name, value in numbers if value is not None)
+    unit = f" {gate.unit}" if known and gate.unit else ""
+    return f"{gate.id} ({gate.severity}): " + ("; ".join(filter(None, (known + unit, gate.message))) or "failed")
 
 
 def _outcome(report: pytest.TestReport, call: pytest.CallInfo[None], opened: OpenRecord) -> Outcome:

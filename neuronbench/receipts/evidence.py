@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 GATE: Final = "accuracy_evidence"
 PART: Final = "accuracy"
 """Of a record's workload: a list, one entry per comparison with a reference, each with `artifact` and `passed`."""
-_ANSWER: Final = frozenset({"compiled_model", "endpoint"})
-"""Kinds of resource that answer, rightly or not."""
+_ANSWER: Final = {"compiled_model": "measure.accuracy", "endpoint": "measure.token_accuracy"}
+"""Kinds of resource that answer, rightly or not → the call that judges their answers."""
 _TIMES: Final = frozenset({"ns", "us", "µs", "ms", "s"})
 
 
@@ -105,9 +105,12 @@ def is_performance(record: Record) -> bool:
     )
 
 
-def evidence_gate(artifact: str, evidence: Evidence | None, *, external: bool = False) -> Gate:
+def evidence_gate(
+    artifact: str, evidence: Evidence | None, *, external: bool = False, kind: str = "compiled_model"
+) -> Gate:
     """The gate of a performance record: provisional without evidence, invalid when the evidence is against it.
 
+    `kind`: of the resource that answers; how its answers are judged is part of the remedy.
     `external`: of a server that somebody else runs; nobody here can say what it has loaded.
     """
     if external and not artifact:
@@ -119,7 +122,7 @@ def evidence_gate(artifact: str, evidence: Evidence | None, *, external: bool = 
             id=GATE,
             passed=False,
             severity="provisional",
-            message=f"no accuracy record of {what}: run a benchmark with measure.accuracy on it",
+            message=f"no accuracy record of {what}: run a benchmark with {_ANSWER[kind]} on it",
         )
     against = "" if evidence.passed else f"artifact {artifact} does not answer right: {evidence.receipt}"
     return Gate(

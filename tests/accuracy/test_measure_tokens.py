@@ -231,6 +231,7 @@ def test_performance_stands_on_the_accuracy_of_the_same_weights_and_configuratio
     before = speed("before", endpoint)
     assert before.validity is Validity.PROVISIONAL
     assert f"no accuracy record of artifact {endpoint.facts['artifact']['key']}" in before.gates[-1].message
+    assert before.gates[-1].message.endswith("run a benchmark with measure.token_accuracy on it")
     measure, opened = bench.point("accuracy")
     measure.token_accuracy(endpoint, TEXTS, prompt_tokens=4, output_tokens=12)
     bench.end(opened, endpoint)

@@ -45,7 +45,23 @@ def test_strictness_is_about_the_exit_status_alone(project, options: tuple[str, 
     ]
     text = result.stdout.str()
     assert ("implausible (invalid): observed 3, limit 2; faster than light" in text) == bool(failed)
-    assert ("host_contended (provisional): observed" in text) == (failed == 2)
+    assert ("host_contended (provisional): somebody else\n" in text) == (failed == 2)
+    assert "None" not in text
+
+
+@pytest.mark.parametrize(
+    ("gate", "line"),
+    [
+        ("observed=3.5, unit='s'", "odd (invalid): observed 3.5 s"),
+        ("limit=2, message='too much'", "odd (invalid): limit 2; too much"),
+        ("", "odd (invalid): failed"),
+    ],
+)
+def test_of_a_gate_is_said_what_it_has(project, gate: str, line: str) -> None:
+    project.bench(
+        f"@nb.bench(lane='toy')\ndef bench_odd(measure):\n    measure.gate(nb.Gate(id='odd', passed=False, {gate}))"
+    )
+    assert line in [said.strip(" E") for said in project.run("-m", "fake", "--nb-strict").stdout.lines]
 
 
 def test_a_wrong_level_is_a_usage_error(project) -> None:
