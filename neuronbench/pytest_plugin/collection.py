@@ -27,6 +27,7 @@ from neuronbench.pytest_plugin.keys import (
     session_of,
     session_or_none,
 )
+from neuronbench.pytest_plugin.not_run import CACHED
 from neuronbench.session import Session
 
 
@@ -204,4 +205,4 @@ def _skip_or_resource(session: Session, item: pytest.Item, asked: dict[ResourceS
     elif session.settings.resume:
         receipt = session.cached(point, item.stash[REPEAT], item.stash.get(SPEC, None))
         if receipt:
-            item.add_marker(pytest.mark.skip(reason=f"cached: {receipt}"))
+            item.add_marker(pytest.mark.skip(reason=f"{CACHED}{receipt}"))

@@ -15,6 +15,7 @@ from neuronbench.plugins import warn
 from neuronbench.protocols import BootError, DeadlineExceeded, PointFailure
 from neuronbench.pytest_plugin.collection import mark_of
 from neuronbench.pytest_plugin.keys import LEASED, OPEN, POINT, REPEAT, SPEC, session_of, session_or_none
+from neuronbench.pytest_plugin.not_run import CACHED
 from neuronbench.pytest_plugin.terminal import Terminal
 from neuronbench.recording import SloMiss
 from neuronbench.records import OpenRecord, point_ended
@@ -194,7 +195,7 @@ def _outcome(report: pytest.TestReport, call: pytest.CallInfo[None], opened: Ope
     elif report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         record.reason = reason.removeprefix("Skipped: ")
-        return Outcome.CACHED if record.reason.startswith("cached: ") else Outcome.SKIPPED
+        return Outcome.CACHED if record.reason.startswith(CACHED) else Outcome.SKIPPED
     elif report.passed:
         return Outcome.OK
     error = call.excinfo.value if call.excinfo else None

@@ -10,6 +10,7 @@ import pytest
 
 from neuronbench.model import Outcome, Record
 from neuronbench.pytest_plugin.keys import ERRORS, PLUGINS, POINT, SPEC, WARNINGS, session_or_none
+from neuronbench.pytest_plugin.not_run import CACHED, cached_line, skipped_lines
 from neuronbench.report.lines import fitted
 from neuronbench.session import Session
 
@@ -82,7 +83,7 @@ class Terminal:
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
         if report.when == "setup" and report.skipped:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
-            if reason.startswith("Skipped: cached: "):
+            if reason.startswith(f"Skipped: {CACHED}"):
                 return "cached", "c", ("CACHED", {"blue": True})
         if report.when != "call" or not report.passed or hasattr(report, "wasxfail"):
             return None
@@ -146,7 +147,10 @@ class Terminal:
         width = max(80, writer.fullwidth)
         color = bool(writer.hasmarkup)
         show = terminalreporter.write_line
-        if ran:
+        by_pytest = terminalreporter.hasopt("skipped") and not terminalreporter.no_summary
+        skipped = [] if by_pytest else skipped_lines(session, session.records)
+        cached = cached_line(session, session.records)
+        if ran or skipped or cached:
             terminalreporter.section("neuronbench")
         for (lane, name, backend), records in tables.by_benchmark(ran).items():
             keys = session.plugins.lanes[lane].headline if lane in session.plugins.lanes else ()
@@ -168,11 +172,14 @@ class Terminal:
         for title, lines in (
             ("marked by gates", [*tables.gate_lines(ran, now), *tables.later_lines(ran, now)]),
             ("failures by cause", tables.failure_lines(ran)),
+            ("skipped", skipped),
         ):
             if lines:
                 terminalreporter.write_line(title, bold=True)
                 for line in lines:
                     show(f"  {line}")
+        if cached:
+            show(cached)
         for title, text in session.plugins.report_sections(session, session.records):
             terminalreporter.write_line(title, bold=True)
             show(text)
