@@ -265,7 +265,7 @@ def find(
         stack = consider(candidate)
         if stack is not None:
             return stack
-    raise LookupError(_nothing(kind, needs, tried, remedy or f"run `make stack`, or give one: --nb-stack {kind}=PATH"))
+    raise LookupError(_nothing(kind, needs, tried, remedy or _remedy(kind, settings)))
 
 
 def _told(kind: str, settings: Settings) -> Candidate:
@@ -295,6 +295,14 @@ def wrong_place(kind: str, settings: Settings) -> str:
         f"{place.source}: {kind}={place.path}: expected a Python interpreter, or a venv with one in bin/, found {found}"
         "; correct it, or leave it out to have the usual places looked at"
     )
+
+
+def _remedy(kind: str, settings: Settings) -> str:
+    """`make stack` is of neuronbench's own repository: in another project it makes nothing."""
+    give = f"--nb-stack {kind}=PATH (or [stacks] in neuronbench.toml)"
+    if (settings.root / "requirements" / "stack-cpu.txt").is_file():
+        return f"run `make stack`, or give one: {give}"
+    return f"give one: {give}; `make stack` in neuronbench's repository makes one"
 
 
 def _nothing(kind: str, needs: Sequence[Need], tried: Sequence[str], remedy: str) -> str:

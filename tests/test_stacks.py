@@ -94,6 +94,18 @@ def test_a_relative_path_is_relative_to_the_project(make_venv: Make, settings: S
     assert find("serving", told(settings, serving=Path("here")), needs=[VLLM]).packages["vllm"] == "0.32.0"
 
 
+def test_the_remedy_is_one_that_this_project_has(settings: Settings, tmp_path: Path) -> None:
+    def said() -> str:
+        with pytest.raises(LookupError) as caught:
+            find("serving", settings, needs=[VLLM])
+        return str(caught.value).rpartition("To do: ")[2]
+
+    assert said().startswith("give one: --nb-stack serving=PATH")
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "stack-cpu.txt").write_text("torch\n")
+    assert said().startswith("run `make stack`, or give one: --nb-stack serving=PATH")
+
+
 def test_nothing_found_lists_every_place_and_the_remedy(make_venv: Make, settings: Settings, tmp_path: Path) -> None:
     poor = make_venv("poor")
     (tmp_path / "empty").mkdir()
