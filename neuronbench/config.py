@@ -75,7 +75,7 @@ class Settings:
     """`--nb-set key=v1,v2`: values by axis or setting, still as text."""
     repeats: int = 1
     resume: str = ""
-    """Empty: measure everything. `last` or a session id: skip points whose receipt is there."""
+    """Empty: measure everything. `last` (or `latest`) or a session id: skip points whose receipt is there."""
     stacks: Mapping[str, str] = field(default_factory=dict)
     """Kind → interpreter or venv, as told by the user."""
     stack_sources: Mapping[str, str] = field(default_factory=dict)
@@ -203,6 +203,8 @@ def load(
             price[name] = (variable, text)
 
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    if given.get("resume") == "latest":  # the commands' word; here both mean all sessions
+        given["resume"] = "last"
     for kind, where in given.pop("stacks", {}).items():
         stacks[kind], sources[kind] = where, "--nb-stack"
     deadlines.update(given.pop("deadlines", {}))

@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
     from neuronbench.compare import Comparison, Options, Selector, Side
 
-CONDITIONS = ("regressed", "inconclusive", "incomparable", "outcome")
+CONDITIONS = ("regressed", "inconclusive", "incomparable", "outcome", "gone")
 FORMATS = ("terminal", "markdown", "json", "junit")
+NOTHING = ("gone", "new", "failing")
+"""Changes of a point that has no result on one side, or on neither."""
 
 HELP = """Compare two sets of results: A is what B is judged against. Without A and B: the last two sessions.
 
 \b
     neuronbench compare                                  the last session against the one before it
     neuronbench compare 20261124 latest --lane serving
-    neuronbench compare main/receipts latest --fail-on regressed,outcome --format junit --out compare.xml
+    neuronbench compare main/receipts latest --fail-on regressed,outcome,gone --format junit --out compare.xml
     neuronbench compare latest --by backend              within one session: one backend against the other
     neuronbench compare latest@dtype=float32 latest@dtype=bfloat16 --by dtype
     neuronbench compare imported-vllm-3f2a91c0de latest  another tool's results against ours
@@ -34,9 +36,9 @@ HELP = """Compare two sets of results: A is what B is judged against. Without A 
 A and B can be:
 
 \b
-    latest, latest~1          the youngest session, the one before it
+    latest, latest~1          the youngest session that has receipts, the one before it; `last` is the same word
     20261130-0408             a session: its id or the start of it; imported sets have one too
-    20261130-040810-cf1a/NAME one receipt
+    20261130-040810-cf1a/NAME one receipt; latest/NAME one of the youngest session
     tag:release=1.2           every receipt with that tag; commit:3f2a, every one measured at that commit
     some/folder               a receipt, a session's folder, or a folder of sessions, from anywhere
     mlflow:RUN                a run of MLflow by its id, mlflow:SESSION all of a session, mlflow:EXPERIMENT of a lane
@@ -55,6 +57,10 @@ is what counts, not a request: ten thousand requests of one run are one observat
 --allow FIELD compares what is incomparable, and marks it. One repeat a side has no interval of its own: it takes the
 spread of five or more earlier sessions of the same point, or is inconclusive. How points ended (ok, failed, invalid)
 comes first. Records that a gate has failed are not compared (--allow invalid compares them, marked).
+
+--fail-on takes verdicts (regressed, inconclusive, incomparable), `outcome` (a point that ends worse: broken,
+slo_missed, invalidated) and `gone` (a point of A that B does not have, or has not run). The last line counts gone and
+new points whatever was asked.
 
 Exit status: 0, or 1 when something that --fail-on names was found, or 2 when there is nothing to compare or the call is
 wrong. Receipts that cannot be read are named on standard error and left out.
@@ -117,6 +123,8 @@ def compare(
         raise host.CommandError(str(error), status=host.USAGE) from error
     finally:
         progress.done()
+    for line in selector.remarks:
+        host.complain(line)
     for problem in selector.problems:
         host.complain(f"left out: {problem}")
     if shared := _shared(*sides):
@@ -124,6 +132,13 @@ def compare(
     if not found.rows and not any(change.kind not in ("gone", "new") for change in found.outcomes):
         raise host.CommandError(_nothing(found), status=host.USAGE)
     _give(found, format_, out, conditions, everything=all_)
+    if not found.rows and all(change.kind in NOTHING for change in found.outcomes):
+        raise host.CommandError(
+            f"nothing to compare: no point of {found.base.label} and {found.head.label} was measured in both",
+            remedy="name sessions with results (neuronbench list shows them), such as: neuronbench compare latest~2 "
+            "latest~1",
+            status=host.USAGE,
+        )
     failing = found.failing(conditions)
     if failing:
         more = f" and {len(failing) - 5} more" if len(failing) > 5 else ""

@@ -56,18 +56,28 @@ class Host:
         return ReceiptStore(self.settings.receipts_dir)
 
     def session(self, name: str) -> str:
-        """The id of the session that `name` means: an id, the start of one, or `last`."""
+        """The id of the session that `name` means: an id, the start of one, `latest` or `latest~1` (or `last`).
+
+        Sessions that do not count as the latest, as they have no receipt yet, are named on standard error.
+        """
+        from neuronbench.receipts import naming
+
         known = self.store.sessions()
         if not known:
             raise CommandError(
                 f"no receipts in {self.settings.receipts_dir}",
                 remedy="measure something first: pytest benchmarks -m cpu; or name the project's folder with --root",
             )
-        if name == "last":
-            return self.store.latest_session() or known[-1]
-        found = [session for session in known if session.startswith(name)]
-        if name in found:
-            return name
+        back = naming.back_of(name)
+        try:
+            found = naming.named(self.store, name)
+            if back is not None:
+                for line in naming.passed_over(naming.latest(self.store, back)):
+                    complain(line)
+        except LookupError as error:
+            if back != 0:
+                raise CommandError(str(error), status=USAGE) from error
+            return self.store.latest_session() or known[-1]  # imports alone, or nothing but begun sessions
         if len(found) == 1:
             return found[0]
         what = "several sessions start with" if found else "there is no session"

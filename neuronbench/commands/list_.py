@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def list_receipts(
     context: typer.Context,
     session: Annotated[
-        str, typer.Option(metavar="ID", help="Show the points of this session: an id, the start of one, or `last`.")
+        str, typer.Option(metavar="ID", help="Show the points of this session: an id, the start of one, or `latest`.")
     ] = "",
     lane: Annotated[str, typer.Option(help="Only points of this lane.")] = "",
     number: Annotated[int, typer.Option("--number", "-n", min=1, help="How many sessions to show, latest last.")] = 20,
@@ -34,7 +34,7 @@ def list_receipts(
     if lanes:
         _lanes(here, as_json)
     elif session or lane:
-        _points(here, here.session(session or "last"), lane, as_json, problems)
+        _points(here, here.session(session or "latest"), lane, as_json, problems)
     else:
         _sessions(here, number, as_json, problems)
     for problem in problems:
@@ -113,7 +113,9 @@ def _sessions(here: host.Host, number: int, as_json: bool, problems: list[Receip
     ]
     columns = ("session", "started (UTC)", "lanes", "points", "boots", "exit")
     host.show(host.table(columns, cells, right=("boots", "exit")))
-    host.say(f"Receipts are in {here.settings.receipts_dir}. The points of a session: neuronbench list --session last")
+    host.say(
+        f"Receipts are in {here.settings.receipts_dir}. The points of a session: neuronbench list --session latest"
+    )
 
 
 def _points(here: host.Host, session: str, lane: str, as_json: bool, problems: list[ReceiptError]) -> None:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 HELP = """Lay the losses of two training runs over each other, step by step.
 
-A and B are receipts: a folder, or an id as `neuronbench list --session last` shows it (SESSION/NAME, where SESSION may
-be `last`). A record with several runs has more to lay over: NAME#2 is its second one. Shown are the mean and the
-largest gap, how the two correlate, the first step at which they differ by more than the tolerance, whether they are the
-same to the bit, and what differs between the runs: job, data, initial state, resource, stack.
+A and B are receipts: a folder, or an id as `neuronbench list --session latest` shows it (SESSION/NAME, where SESSION
+may be `latest` or `latest~1`). A record with several runs has more to lay over: NAME#2 is its second one. Shown are the
+mean and the largest gap, how the two correlate, the first step at which they differ by more than the tolerance, whether
+they are the same to the bit, and what differs between the runs: job, data, initial state, resource, stack.
 
 \b
-neuronbench overlay last/lora_sft-cpu--r1 last/lora_sft-cpu--r2
-neuronbench overlay last/seeds--r1 last/seeds--r1#3 --figure seeds.png
+neuronbench overlay latest/lora_sft-cpu--r1 latest/lora_sft-cpu--r2
+neuronbench overlay latest/seeds--r1 latest/seeds--r1#3 --figure seeds.png
 """
 
 
@@ -221,7 +221,7 @@ def _receipt(here: host.Host, what: str) -> Receipt:
         session, _, name = what.partition("/")
         if not name:
             raise host.CommandError(
-                f"{what}: expected a receipt's folder, or SESSION/NAME as `neuronbench list --session last` shows it",
+                f"{what}: expected a receipt's folder, or SESSION/NAME as `neuronbench list --session latest` shows it",
                 status=host.USAGE,
             )
         folder = here.settings.receipts_dir / here.session(session) / name

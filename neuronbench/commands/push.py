@@ -13,7 +13,7 @@ from neuronbench.words import counted
 def push(
     context: typer.Context,
     session: Annotated[
-        str, typer.Option(metavar="ID", help="Only this session: an id, the start of one, or `last`.")
+        str, typer.Option(metavar="ID", help="Only this session: an id, the start of one, or `latest`.")
     ] = "",
     to: Annotated[
         str, typer.Option(metavar="URI", help="MLflow store or server (default: that of the settings).")

@@ -89,6 +89,8 @@ def report(
         raise host.CommandError(str(error), status=host.USAGE) from error
     finally:
         progress.done()
+    for line in found.remarks:
+        host.complain(line)
     for problem in [*found.problems, *content.source.problems]:
         host.complain(f"left out: {problem}")
     if out == "-":

@@ -12,7 +12,7 @@ from typing import Final
 from neuronbench.canonical import closest
 from neuronbench.compare.reading import Keep, Reader, Reading
 from neuronbench.model import Json, Outcome, Validity, canonical_json
-from neuronbench.receipts import ReceiptError, ReceiptStore, accuracy_evidence
+from neuronbench.receipts import ReceiptError, ReceiptStore, accuracy_evidence, naming
 from neuronbench.receipts.receipt import RECORD
 from neuronbench.words import counted
 
@@ -20,7 +20,6 @@ KINDS: Final = ("point",)
 BOOTS: Final = ("point", "boot", "compile")
 Resolve = Callable[[str], Sequence[Path]]
 """What follows `mlflow:` → folders of receipts."""
-_LATEST: Final = re.compile(r"(?:latest|last)(?:~(\d+))?")
 _FILTER: Final = re.compile(r"@(?P<key>[A-Za-z_][\w.]*)=(?P<value>[^@]*)$")
 
 
@@ -36,18 +35,25 @@ class Side:
     """What was asked for, as typed."""
     readings: Sequence[Reading]
     sessions: tuple[str, ...] = ()
+    named: str = ""
+    """The same with ids of sessions in place of `latest` and of the starts of ids: it means the same for ever."""
 
     def only(self, label: str, keep: Callable[[Reading], bool]) -> Side:
-        return side(label, [reading for reading in self.readings if keep(reading)])
+        return side(label, [reading for reading in self.readings if keep(reading)], self.named)
 
 
-def side(label: str, readings: Sequence[Reading]) -> Side:
-    return Side(label=label, readings=readings, sessions=tuple(sorted({reading.session for reading in readings})))
+def side(label: str, readings: Sequence[Reading], named: str = "") -> Side:
+    sessions = tuple(sorted({reading.session for reading in readings}))
+    return Side(label=label, readings=readings, sessions=sessions, named=named or label)
 
 
 @dataclass
 class Selector:
-    """Finds and reads the sets of one comparison. `problems` collects receipts that cannot be read, a line each."""
+    """Finds and reads the sets of one comparison.
+
+    `problems` collects receipts that cannot be read, a line each; `remarks` what has to be said of the sessions that
+    `latest` was taken for.
+    """
 
     store: ReceiptStore
     mlflow: Resolve | None = None
@@ -56,6 +62,7 @@ class Selector:
     """Which metrics to read; all by default."""
     progress: Callable[[str], None] = lambda text: None
     problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     _validity: dict[str, Validity | None] = field(default_factory=dict)
     _cited: dict[str, Reading | None] = field(default_factory=dict)
 
@@ -69,10 +76,12 @@ class Selector:
     def side(self, asked: str) -> Side:
         """The set that `asked` means. Raises `SelectionError` when it means nothing or holds no receipt."""
         kept: dict[Path, Reading] = {}
-        seen = 0
+        seen, names = 0, []
         for part in [asked] if os.path.isdir(asked) else [part for part in asked.split(",") if part]:
             text, filters = _filters(part)
-            chosen = self._chosen(text)
+            place = self._place(text)
+            chosen = self._chosen(text) if place is None else self._read(receipts_in(self.store.root / place))
+            names.append((place or text) + part.removeprefix(text))
             seen += len(chosen)
             fit = (r for r in chosen if r.kind in self.kinds and all(_has(r, *pair) for pair in filters))
             kept.update((reading.path, reading) for reading in fit)
@@ -80,7 +89,7 @@ class Selector:
             why = f"none of its {counted(seen, 'receipt')} is meant" if seen else "there is no receipt"
             raise SelectionError(f"{asked!r}: {why}" + (f"; {self.problems[-1]}" if self.problems else ""))
         readings = sorted(kept.values(), key=lambda reading: (reading.started_at, reading.session, reading.name))
-        return side(asked, readings)
+        return side(asked, readings, ",".join(names))
 
     def _chosen(self, part: str) -> list[Reading]:
         head, _, rest = part.partition(":")
@@ -100,38 +109,38 @@ class Selector:
             if self.mlflow is None:
                 raise SelectionError(f"{part!r}: no MLflow is at hand")
             return list(self.mlflow(part.removeprefix("mlflow:")))
-        latest = _LATEST.fullmatch(part)
-        if latest is not None:
-            return receipts_in(self.store.root / self.latest(int(latest[1] or 0)))
-        known = self.store.sessions()
-        if "/" not in part:
-            found = [part] if part in known else [name for name in known if name.startswith(part)]
-            if len(found) == 1:
-                return receipts_in(self.store.root / found[0])
-            if found:
-                raise SelectionError(f"several sessions start with {part!r}: {', '.join(found[-5:])}")
         for folder in (self.store.root / part, Path(part).expanduser()):
             if folder.is_dir():
                 return receipts_in(folder)
         raise SelectionError(
             f"{part!r}: expected a session, a receipt or a folder, found none of that name; the latest sessions are: "
-            f"{', '.join(known[-5:]) or 'none'}"
+            f"{', '.join(self.store.sessions()[-5:]) or 'none'}"
         )
 
-    def latest(self, back: int) -> str:
-        """The youngest session that has receipts, or the one `back` before it."""
-        seen, found = 0, self.store.latest_session()
-        while found is not None:
-            if _has_receipts(self.store.root / found):
-                if seen == back:
-                    return found
-                seen += 1
-            found = self.store.latest_session(before=found)
-        word = "latest" + (f"~{back}" if back else "")
-        raise SelectionError(
-            f"{word}: expected {counted(back + 1, 'session')} with receipts in {self.store.root}, found {seen}; "
-            "to make one: pytest benchmarks -m cpu"
-        )
+    def _place(self, text: str) -> str | None:
+        """The session, or the receipt in one (`latest/NAME`), that `text` names; None where it names something else.
+
+        Raises `SelectionError` for the start of several ids, and where `latest` goes back too far.
+        """
+        head, slash, rest = text.partition("/")
+        if slash and (not head or any(folder.is_dir() for folder in (self.store.root / text, Path(text).expanduser()))):
+            return None  # a folder as it was typed
+        back = naming.back_of(head)
+        try:
+            found = naming.named(self.store, head)
+            if back is not None:
+                self._remark(naming.latest(self.store, back))
+        except LookupError as error:
+            raise SelectionError(str(error)) from error
+        if len(found) > 1 and not slash:
+            raise SelectionError(f"several sessions start with {text!r}: {', '.join(found[-5:])}")
+        if len(found) != 1 or not (self.store.root / found[0] / rest).is_dir():
+            return None
+        return f"{found[0]}/{rest}" if rest else found[0]
+
+    def _remark(self, found: naming.Latest) -> None:
+        lines = [*naming.passed_over(found), *naming.unmeasured(self.store, found)]
+        self.remarks += [line for line in lines if line not in self.remarks]
 
     def _everywhere(self, keep: Callable[[Reading], bool]) -> list[Reading]:
         folders = (folder for name in self.store.sessions() for folder in receipts_in(self.store.root / name))
@@ -173,10 +182,6 @@ class Selector:
         if says is None:
             return reading
         return replace(reading, validity=says, failed=() if says is Validity.VALID else reading.failed)
-
-
-def _has_receipts(session: Path) -> bool:
-    return any(os.path.exists(f"{entry.path}/{RECORD}") for entry in _subfolders(session))
 
 
 def receipts_in(folder: Path) -> list[Path]:
