@@ -22,7 +22,7 @@ SUFFIX = {"html": ".html", "markdown": ".md"}
 HELP = """Write a report of results: one page of HTML that needs nothing else, or Markdown.
 
 \b
-    neuronbench report                                   the last session: mlruns/reports/<session>.html
+    neuronbench report                                   the youngest session: mlruns/reports/SESSION.html
     neuronbench report latest --compare latest~1         with what changed against the session before it
     neuronbench report 20261124,20261125 --lane serving --out week.html
     neuronbench report tag:release=1.2 --format markdown --out report.md
@@ -38,7 +38,9 @@ tok/s per core, distributions, runs over time with telemetry, losses; measured b
 compilations, a roofline, cost, failures with the line that caused each, environments, definitions.
 
 Several repeats of a point are one row: their median, and the least and the most. Requests are never pooled. Every
-number is a link to its receipt; links are relative, so the page belongs where it was written to.
+number is a link to its receipt. Links are relative: they work where the page was written. Of a page that was sent they
+work when receipts/ was sent with it and lies beside it as it does here (tar -C mlruns -czf report.tar.gz
+reports/SESSION.html receipts/SESSION); without them all that is in the page can still be read.
 
 A page has limits, and says so where it reaches them: 500 points in a table, 8 series in a figure, the requests of 6
 points of a lane. Name a part of the receipts to see all of it.
@@ -76,8 +78,8 @@ def report(
     try:
         side = _only(found.side(selector), lane)
         other = _only(found.side(compare), lane) if compare else None
-        path = _path(here, selector, chosen, out)
-        content = _content(here, selector, side, path)
+        path = _path(here, side, chosen, out)
+        content = _content(here, side, path)
         content.source.progress = progress
         content.left_out = found.problems
         judged = None if other is None else _judged(here, other, side)
@@ -120,7 +122,8 @@ def _format(asked: str, out: str) -> str:
     return asked or told
 
 
-def _path(here: host.Host, selector: str, chosen: str, out: str) -> Path:
+def _path(here: host.Host, side: Side, chosen: str, out: str) -> Path:
+    """Where the page goes: by default named after the sessions that were read, whatever has begun since."""
     from neuronbench.model import slug
 
     if out == "-":
@@ -130,8 +133,7 @@ def _path(here: host.Host, selector: str, chosen: str, out: str) -> Path:
         if path.is_dir():
             raise host.CommandError(f"--out {out}: expected a file, found a folder", status=host.USAGE)
         return path
-    name = here.store.latest_session() if selector == "latest" else slug(selector)
-    return here.settings.data_root / "reports" / f"{name or 'report'}{SUFFIX[chosen]}"
+    return here.settings.data_root / "reports" / f"{slug(side.named) or 'report'}{SUFFIX[chosen]}"
 
 
 def _only(side: Side, lane: str) -> Side:
@@ -149,7 +151,7 @@ def _only(side: Side, lane: str) -> Side:
     return kept
 
 
-def _content(here: host.Host, selector: str, side: Side, path: Path) -> Content:
+def _content(here: host.Host, side: Side, path: Path) -> Content:
     import shlex
 
     import neuronbench
@@ -160,7 +162,7 @@ def _content(here: host.Host, selector: str, side: Side, path: Path) -> Content:
 
     lanes = here.plugins.lanes
     return Content(
-        label=selector,
+        label=side.named,
         rows=rows_of(reading for reading in side.readings if reading.kind == "point"),
         boots=[reading for reading in side.readings if reading.kind in ("boot", "compile")],
         source=Source(store=here.store, base=path.absolute().parent),

@@ -31,9 +31,9 @@ def test_markdown_by_its_name_or_on_standard_output(project: Project) -> None:
     named = project.run("report", "--out", "deep/er/report.md")
     assert named.returncode == 0, named.stderr
     text = (project.root / "deep" / "er" / "report.md").read_text(encoding="utf-8")
-    assert text.startswith("# neuronbench report: latest")
+    assert text.startswith(f"# neuronbench report: {project.session}\n")
     printed = project.run("report", "--format", "markdown", "--out", "-")
-    assert printed.stdout.startswith("# neuronbench report: latest")
+    assert printed.stdout.startswith(f"# neuronbench report: {project.session}\n")
     assert "](mlruns/receipts/" in printed.stdout
 
 

@@ -172,7 +172,7 @@ class Content:
     """All that a report is made from."""
 
     label: str
-    """What was asked for, as typed."""
+    """What was asked for, with ids of sessions for words such as `latest`; the page is named after it."""
     rows: Sequence[Row]
     """Of points."""
     boots: Sequence[Reading]

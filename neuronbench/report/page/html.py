@@ -58,7 +58,8 @@ def render(document: Document, *, stills: bool = True) -> str:
 {body}
 </main>
 <footer>Every number links to the receipt it stands in; the median of several repeats to that of the median repeat.
-Links are relative to where this page was written.</footer>
+Links are relative: they work where this page was written, and in a copy when the folder of receipts was copied too, to
+the same place beside it. Without it everything on this page can still be read.</footer>
 {code}
 </body>
 </html>
