@@ -139,6 +139,10 @@ class OutcomeChange:
     def worse(self) -> bool:
         return self.kind in ("broken", "slo_missed", "invalidated")
 
+    def fails(self, conditions: Sequence[str]) -> bool:
+        """Whether one of `conditions` names it: `outcome` what ended worse, `gone` what is not there any more."""
+        return (self.worse and "outcome" in conditions) or (self.kind == "gone" and "gone" in conditions)
+
     def to_json(self) -> dict[str, Json]:
         return {"point": self.point, "lane": self.lane, "kind": self.kind, "worse": self.worse, "text": self.text}
 
@@ -200,10 +204,10 @@ class Comparison:
         return len({(row.lane, row.point) for row in self.rows})
 
     def failing(self, conditions: Sequence[str]) -> list[str]:
-        """What of `conditions` (verdicts, or `outcome`) is found: a line each, empty when all is well."""
-        found = []
-        if "outcome" in conditions:
-            found += [f"{change.kind}: {change.point}: {change.text}" for change in self.outcomes if change.worse]
+        """What of `conditions` (verdicts, `outcome`, `gone`) is found: a line each, empty when all is well."""
+        found = [
+            f"{change.kind}: {change.point}: {change.text}" for change in self.outcomes if change.fails(conditions)
+        ]
         found += [
             f"{row.verdict.value}: {row.point} {row.metric.key}" for row in self.rows if row.verdict.value in conditions
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -88,8 +89,12 @@ def verdict(row: Row) -> str:
 
 
 def counts(comparison: Comparison) -> str:
-    """`1 regressed, 2 incomparable, 9 unchanged` and how many points ended worse."""
+    """`1 regressed, 2 incomparable, 9 unchanged`, and before it how many points ended worse, are gone, or are new."""
     parts = [f"{count} {verdict.value}" for verdict, count in comparison.counts.items() if count]
+    kinds = Counter(change.kind for change in comparison.outcomes)
+    if kinds["failing"]:
+        parts.append(f"{counted(kinds['failing'], 'point')} failing on both sides")
+    parts[:0] = [f"{counted(kinds[kind], 'point')} {kind}" for kind in ("gone", "new") if kinds[kind]]
     worse = sum(change.worse for change in comparison.outcomes)
     if worse:
         parts.insert(0, f"{counted(worse, 'point')} ended worse")

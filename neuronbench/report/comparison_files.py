@@ -99,15 +99,15 @@ def as_json(comparison: Comparison) -> str:
 def junit(comparison: Comparison, fail_on: Sequence[str] = ()) -> str:
     """One test case per point and metric, and one per point whose outcome changed.
 
-    What `fail_on` names (verdicts, or `outcome`; by default regressions and outcomes) is a failure; what has no verdict
-    is skipped, with the reason.
+    What `fail_on` names (verdicts, `outcome`, `gone`; by default regressions and outcomes) is a failure; what has no
+    verdict is skipped, with the reason.
     """
     failing = fail_on or ("regressed", "outcome")
     suite = ElementTree.Element("testsuite", name="neuronbench compare")
     suite.set("hostname", "neuronbench")
     for each in comparison.outcomes:
         case = _case(suite, each.lane, each.point, "outcome")
-        if each.worse and "outcome" in failing:
+        if each.fails(failing):
             _told(case, "failure", each.kind, each.text)
         else:
             _output(case, f"{each.kind}: {each.text}")
