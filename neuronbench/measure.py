@@ -106,8 +106,9 @@ class Measure(Recording):
         1 + `tolerance`. Each rate takes as many requests as it needs to be decided at 99 % confidence (for p99 some 800
         at least, for p90 some 80), `most_requests` at most; an undecided one counts as not met.
 
-        Records `max_rate_under_slo` with its bracket, the goodput there, and every load in `search.parquet`. Raises
-        `PointFailure` when a load has no result, or the client itself spoiled it twice.
+        Records `max_rate_under_slo` with its bracket, the goodput there, gates of client and host in the two rates of
+        the bracket (`measure_search_gates`), and every load in `search.parquet`. Raises `PointFailure` when a load has
+        no result, or the client itself spoiled it twice.
         """
         from neuronbench import measure_search
 
@@ -117,7 +118,7 @@ class Measure(Recording):
         )  # fmt: skip
         return measure_search.search_rate(
             self._session, self._opened, endpoint, workload, asked,
-            api=api or self.point.get("api") or "completions", processes=processes,
+            telemetry=self._telemetry, api=api or self.point.get("api") or "completions", processes=processes,
         )  # fmt: skip
 
     def latency(self, model: CompiledModel, *, calls: int, warmup: int = 10) -> Timed:

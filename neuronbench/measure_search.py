@@ -4,20 +4,22 @@ Each rate is measured until a test of MLPerf's early-stopping kind settles every
 number of requests is used up; what is undecided counts as not met, and so does a rate at which the queue grows.
 
 TTFT and E2E are judged from the instant at which a request was due: what the client wrote late counts against the rate,
-so lateness can only make the answer too low, and the answer says where there was some. A load that the client spoiled
+so lateness can only make the answer too low, and it is marked where there was some. A load that the client spoiled
 otherwise (it had no CPU, or did not arrive as planned) decides nothing: it is made again once, and if it is spoiled
 again there is no answer.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench.definitions import metric
+from neuronbench.epoch import clock_epoch
 from neuronbench.model import Failure, Gate, Json, Metric
 from neuronbench.protocols import Endpoint, PointFailure, Progress
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from neuronbench.load.search import SearchResult
     from neuronbench.records import OpenRecord
     from neuronbench.session import Session
+    from neuronbench.telemetry.request import TelemetryRequest
 
 TABLE: Final = "search.parquet"
 DUE: Final = {"ttft": "ttft_due", "e2e": "e2e_due"}
@@ -38,6 +41,8 @@ READING: Final = "client_lag"
 """Reading late spoils a load only where instants are not the kernel's."""
 LEAST_SECONDS: Final = 2.0
 """A window is at least so long, however few requests are asked for."""
+_SPREADS: Final = 1.645
+"""Of the normal law, that leave one of twenty below."""
 SEED_STEP: Final = 7919
 """Seeds of two loads differ by so much: no load meets prompts that one before it left in a cache."""
 
@@ -115,6 +120,12 @@ class Load:
     """Gates of the client that failed; such a load decided nothing."""
     latencies: Mapping[str, float | None] = field(default_factory=dict)
     """The percentile of each limited latency, ms."""
+    window: Mapping[str, Any] = field(default_factory=dict)
+    """Of the reduction: its edges, the client's CPU and the tokens of the whole load."""
+    lives: float | None = None
+    """How many typical requests the window lasts, one after the other."""
+    failed: Sequence[Gate] = ()
+    """Gates that failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +135,8 @@ class Found:
     search: Search
     result: SearchResult
     loads: Sequence[Load]
+    evidence: Sequence[Gate] = ()
+    """What was seen of the host and the server meanwhile (`measure_search_gates.host_gates`)."""
 
     @property
     def rate(self) -> float | None:
@@ -153,38 +166,10 @@ class Found:
         ]  # fmt: skip
 
     def gates(self) -> list[Gate]:
-        undecided = [step.rate for step in self.result.steps if step.verdict == "undecided"]
-        spoiled = [load for load in self.loads if load.spoiled]
-        late = sorted({load.rate for load in self.loads if load.late})
-        return [
-            Gate(
-                id="search_on_time",
-                passed=not late,
-                observed=len(late),
-                limit=0,
-                unit="rates",
-                severity="info",
-                message=", ".join(f"{rate:.4g} req/s" for rate in late) + " sent late at times" * bool(late),
-            ),
-            Gate(
-                id="search_decided",
-                passed=not undecided,
-                observed=len(undecided),
-                limit=0,
-                unit="rates",
-                severity="info",
-                message=", ".join(f"{rate:.4g} req/s" for rate in undecided) + " counted as not met" * bool(undecided),
-            ),
-            Gate(
-                id="search_unspoiled",
-                passed=not spoiled,
-                observed=len(spoiled),
-                limit=0,
-                unit="loads",
-                severity="info",
-                message="; ".join(f"{load.rate:.4g} req/s: {', '.join(load.spoiled)}" for load in spoiled),
-            ),
-        ]  # fmt: skip
+        """What the answer stands on; see `measure_search_gates`."""
+        from neuronbench.measure_search_gates import search_gates
+
+        return [*search_gates(self), *self.evidence]
 
     def rows(self) -> list[dict[str, Json]]:
         """A row per rate, in the order of the search."""
@@ -242,7 +227,7 @@ def find(
 
     def once(rate: float, requests: int) -> Load:
         scratch = folder / f".search-{len(loads)}"
-        seconds = max(requests / rate, LEAST_SECONDS)
+        seconds = max(expected(requests) / rate, LEAST_SECONDS)
         plan = make_plan(
             scratch / "plan", arrivals=poisson(rate, duration_s=seconds, lead_s=search.lead_s), workload=workload,
             api=api, base_url=endpoint.base_url, model=endpoint.model, vocabulary=endpoint.vocabulary,
@@ -291,14 +276,23 @@ def find(
     return Found(search=search, result=result, loads=loads)
 
 
+def expected(requests: int) -> float:
+    """Mean number of arrivals of a window that is to bring `requests`: nineteen times in twenty it does.
+
+    A window of just so many on average brings fewer every other time, and of a dozen it may bring half.
+    """
+    return requests + _SPREADS * math.sqrt(requests) + _SPREADS**2 / 2
+
+
 def _load(rate: float, reduced: Reduction, search: Search) -> Load:
     values = {found.key: found.value for found in reduced.metrics}
     counts = {name: reduced.slo.get(DUE.get(name, name), (0, 0)) for name in search.slo}
     stat = f"p{100 * search.percentile:g}"
+    typical_ms, seconds = values.get("e2e_p50_ms"), reduced.window.get("seconds")
     return Load(
         rate=rate,
         requests=int(reduced.window.get("in_window") or 0),
-        seconds=reduced.window.get("seconds"),
+        seconds=seconds,
         achieved=values.get("achieved_rate_req_s"),
         goodput=values.get("goodput_req_s"),
         within={name: pair[0] for name, pair in counts.items()},
@@ -308,6 +302,9 @@ def _load(rate: float, reduced: Reduction, search: Search) -> Load:
         late=any(gate.id == LATE and gate.passed is False for gate in reduced.gates),
         spoiled=spoiled(reduced.gates, kernel_stamped=bool(reduced.window.get("kernel_stamped"))),
         latencies={name: values.get(f"{DUE.get(name, name)}_{stat}_ms") for name in search.slo},
+        window=reduced.window,
+        lives=1e3 * seconds / typical_ms if seconds and typical_ms else None,
+        failed=[gate for gate in reduced.gates if gate.passed is False],
     )
 
 
@@ -318,27 +315,49 @@ def spoiled(gates: Sequence[Gate], *, kernel_stamped: bool) -> list[str]:
 
 
 def search_rate(
-    session: Session, opened: OpenRecord, endpoint: Endpoint, workload: Any, search: Search, *, api: str, processes: int
+    session: Session,
+    opened: OpenRecord,
+    endpoint: Endpoint,
+    workload: Any,
+    search: Search,
+    *,
+    telemetry: TelemetryRequest,
+    api: str,
+    processes: int,
 ) -> Found:
     """Search and record; see `Measure.search_rate`."""
     from neuronbench.load.run import Timeouts
-    from neuronbench.measure_serving import seed_of
+    from neuronbench.measure_search_gates import host_gates
+    from neuronbench.measure_serving import default_samplers, seed_of
+    from neuronbench.telemetry.recorder import Recorder
 
     record, settings = opened.record, session.settings
     deadlines = settings.deadlines
 
-    def say(text: str) -> None:
-        session.progress(f"{record.point.id}: {text}")
+    record.workload.update(kind="slo_search", api=api, search=search.describe(), epoch=clock_epoch())
+    samplers = [*default_samplers(endpoint), *telemetry.samplers]
+    samplers += session.plugins.telemetry_samplers(record.point, endpoint)
+    recorder = Recorder.start(samplers, opened.folder, session.spawn)
 
-    record.workload.update(kind="slo_search", api=api, search=search.describe())
-    found: Found = session.plugins.measuring(
-        record.point, endpoint, record,
-        lambda: find(
-            search, endpoint, workload, api=api, folder=opened.folder, spawn=session.spawn, progress=say,
-            deadline_s=deadlines.point, seed=seed_of(record), processes=processes,
-            timeouts=Timeouts(first_token_s=deadlines.first_token, total_s=deadlines.request),
-        ),
-    )  # fmt: skip
+    def say(text: str) -> None:
+        session.progress(f"{record.point.id}: {recorder.live.after(text)}")
+
+    try:
+        found: Found = session.plugins.measuring(
+            record.point, endpoint, record,
+            lambda: find(
+                search, endpoint, workload, api=api, folder=opened.folder, spawn=session.spawn, progress=say,
+                deadline_s=deadlines.point, seed=seed_of(record), processes=processes,
+                timeouts=Timeouts(first_token_s=deadlines.first_token, total_s=deadlines.request),
+            ),
+        )  # fmt: skip
+    finally:
+        sampled = telemetry.result = recorder.stop()
+        if sampled.table is not None:
+            record.tables["telemetry"] = sampled.table.name
+        if sampled.problem:
+            record.notes.append(f"telemetry: {sampled.problem}")
+    found = replace(found, evidence=host_gates(found, sampled))
     record.workload["search"] = found.to_json()
     record.add(*found.metrics())
     record.gate(*found.gates())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 import random
 from array import array
 from dataclasses import replace
@@ -22,7 +23,7 @@ from neuronbench.load.run import Drive, Timeouts, drive, reduce_run
 from neuronbench.load.spill import Spill, phase_of
 from neuronbench.load.stream import Stream
 from neuronbench.load.workload import synthetic
-from neuronbench.measure_search import Search, find, spoiled, write
+from neuronbench.measure_search import Search, expected, find, spoiled, write
 from neuronbench.model import FrozenMap, Gate, ResourceSpec
 from neuronbench.processes import spawn
 from neuronbench.protocols import PointFailure, Vocabulary
@@ -128,11 +129,21 @@ def test_the_answer_brackets_the_capacity_of_a_queue(tmp_path: Path, monkeypatch
     verdicts = {row["rate"]: row["verdict"] for row in found.rows()}
     assert verdicts[found.rate] == "met"
     assert all(row["requests"] >= search.fewest for row in found.rows() if row["verdict"] == "met")
+    assert [gate for gate in found.gates() if gate.passed is False and gate.severity != "info"] == []
+    assert all(load.lives and load.window["end_ns"] > load.window["start_ns"] for load in found.loads)
     write(found, tmp_path / "search.parquet")
     table = parquet.read_table(tmp_path / "search.parquet").to_pylist()
     assert len(table) == len(found.loads)
     assert json.dumps(found.to_json())
     assert [path.name for path in tmp_path.iterdir()] == ["search.parquet"]  # no scratch is left
+
+
+@pytest.mark.parametrize("requests", [3, 14, 77, 795])
+def test_a_window_brings_the_requests_that_it_is_for(requests: int) -> None:
+    """Fewer come in some one of twenty, by the sum of Poisson's law."""
+    mean = expected(requests)
+    fewer = sum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(requests))
+    assert 0.02 < fewer < 0.06
 
 
 @pytest.mark.usefixtures("patient")
@@ -259,4 +270,7 @@ def test_the_command_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "highest rate under the limits: 10 req/s" in printed.out
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["max_rate_under_slo_req_s"] == 10.0
+    assert {"host_contended", "telemetry", "token_conservation"} <= {gate["id"] for gate in document["gates"]}
+    failed = {gate["severity"] for gate in document["gates"] if gate["passed"] is False}
+    assert (document["validity"] == "valid") is not bool(failed & {"provisional", "invalid"})
     assert (tmp_path / "out" / "search.parquet").is_file()

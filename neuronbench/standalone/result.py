@@ -54,10 +54,7 @@ class Result:
     @property
     def validity(self) -> Validity:
         """Worst verdict of the gates, as in a record."""
-        failed = {gate.severity for gate in self.gates if gate.passed is False}
-        if "invalid" in failed:
-            return Validity.INVALID
-        return Validity.PROVISIONAL if "provisional" in failed else Validity.VALID
+        return verdict(self.gates)
 
     def to_json(self) -> dict[str, Json]:
         document: dict[str, Json] = {
@@ -92,6 +89,14 @@ class Result:
         }
         plain: dict[str, Json] = jsonable(document)
         return plain
+
+
+def verdict(gates: Sequence[Gate]) -> Validity:
+    """The worst of what the gates say."""
+    failed = {gate.severity for gate in gates if gate.passed is False}
+    if "invalid" in failed:
+        return Validity.INVALID
+    return Validity.PROVISIONAL if "provisional" in failed else Validity.VALID
 
 
 def nested(metrics: Sequence[Metric]) -> dict[str, Json]:

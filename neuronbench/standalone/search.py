@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ import neuronbench
 from neuronbench import measure_search
 from neuronbench.engines.job import Job
 from neuronbench.measure_search import Found, Search
-from neuronbench.model import Json, jsonable
+from neuronbench.model import Json, Validity, jsonable
 from neuronbench.protocols import PointFailure
 from neuronbench.records import utc_now
 from neuronbench.standalone.native import Extras, MeasureError, connect, environment_of, workload_of
+from neuronbench.standalone.result import verdict
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
@@ -32,12 +33,19 @@ class RateResult:
     environment: dict[str, Json]
     started_at: str
     duration_s: float
+    notes: Sequence[str] = ()
+
+    @property
+    def validity(self) -> Validity:
+        """Worst verdict of the gates, as in a record."""
+        return verdict(self.found.gates())
 
     def to_json(self) -> dict[str, Json]:
         found = self.found
         document: dict[str, Any] = {
             "schema_version": 1,
             "neuronbench": neuronbench.__version__,
+            "validity": self.validity.value,
             "started_at": self.started_at,
             "duration_s": self.duration_s,
             "asked": self.job.to_json(),
@@ -46,6 +54,7 @@ class RateResult:
             "search": found.to_json(),
             "metric_records": {metric.key: metric.to_json() for metric in found.metrics()},
             "gates": found.gates(),
+            "notes": list(self.notes),
             "environment": self.environment,
         }
         plain: dict[str, Json] = jsonable(document)
@@ -62,30 +71,39 @@ def find_rate(
     spawn: Callable[..., Any] | None = None,
     progress: Progress | None = None,
 ) -> RateResult:
-    """Search; the table of loads goes to `folder`. Raises `MeasureError` when there is no answer."""
+    """Search; the tables of loads and of telemetry go to `folder`. Raises `MeasureError` when there is no answer."""
     from neuronbench.load.chatfit import CannotFit
     from neuronbench.load.run import Timeouts
+    from neuronbench.measure_search_gates import host_gates
+    from neuronbench.measure_serving import default_samplers
     from neuronbench.processes import spawn as default_spawn
     from neuronbench.serving.vocabulary import REMEDY
+    from neuronbench.telemetry.recorder import Recorder
 
-    extras, say = extras or Extras(), progress or (lambda text: None)
+    extras, spawn, say = extras or Extras(), spawn or default_spawn, progress or (lambda text: None)
     started, begun = utc_now(), time.monotonic()
     endpoint = connect(job, progress=say)
     try:
-        found = measure_search.find(
-            search, endpoint, workload_of(job, extras, endpoint), api=job.api, folder=folder,
-            spawn=spawn or default_spawn, progress=say, deadline_s=job.deadline_s, seed=job.seed,
-            processes=extras.processes, ca_file=extras.ca_file,
-            timeouts=Timeouts(
-                first_token_s=settings.deadlines.first_token, total_s=max(settings.deadlines.request, 1.0)
-            ),
-        )  # fmt: skip
+        workload = workload_of(job, extras, endpoint)
+        recorder = Recorder.start(default_samplers(endpoint), folder, spawn)
+        try:
+            found = measure_search.find(
+                search, endpoint, workload, api=job.api, folder=folder, spawn=spawn,
+                progress=lambda text: say(recorder.live.after(text)), deadline_s=job.deadline_s, seed=job.seed,
+                processes=extras.processes, ca_file=extras.ca_file,
+                timeouts=Timeouts(
+                    first_token_s=settings.deadlines.first_token, total_s=max(settings.deadlines.request, 1.0)
+                ),
+            )  # fmt: skip
+        finally:
+            sampled = recorder.stop()
     except PointFailure as error:
         raise MeasureError(error.failure.message, remedy=error.failure.remedy) from error
     except CannotFit as error:
         raise MeasureError(str(error), remedy=REMEDY) from error
     except (ValueError, OSError) as error:
         raise MeasureError(str(error), usage=True) from error
+    found = replace(found, evidence=host_gates(found, sampled))
     measure_search.write(found, folder / measure_search.TABLE)
     return RateResult(
         job=job,
@@ -94,6 +112,7 @@ def find_rate(
         environment=environment_of(settings),
         started_at=started,
         duration_s=time.monotonic() - begun,
+        notes=[f"telemetry: {sampled.problem}"] if sampled.problem else [],
     )
 
 

@@ -26,13 +26,18 @@ def test_a_rate_and_an_audit_are_records_with_numbers(project) -> None:
     assert found["metrics"]["max_rate_under_slo_req_s"]["value"] == 10.0
     assert found["metrics"]["max_rate_under_slo_req_s"]["low"] == 10.0
     assert found["metrics"]["goodput_req_s"]["value"] > 0
-    assert {"search_decided", "search_unspoiled", "search_on_time"} <= {gate["id"] for gate in found["gates"]}
+    assert {
+        "search_decided", "search_unspoiled", "search_on_time", "search_asked_rate", "search_samples", "search_window",
+        "host_contended", "telemetry", "token_conservation",
+    } <= {gate["id"] for gate in found["gates"]}  # fmt: skip
     assert found["workload"]["search"]["steps"][0]["verdict"] == "met"
     folder = project.receipts / found["session"] / found["name"]
     loads = parquet.read_table(folder / found["tables"]["search"]).to_pylist()
     assert loads
     assert all(row["rate_req_s"] == 10.0 for row in loads)
     assert not list(folder.glob(".search*"))
+    sampled = parquet.read_table(folder / found["tables"]["telemetry"])
+    assert {"host", "server"} <= set(sampled["sampler"].to_pylist())
     audit = records["audit"]
     assert audit["metrics"]["audits_passed_audits"]["value"] == audit["metrics"]["audits_passed_audits"]["n"] == 3
     assert {"audit_caching", "audit_first_token", "audit_output_tokens"} <= {gate["id"] for gate in audit["gates"]}
