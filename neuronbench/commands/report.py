@@ -38,7 +38,7 @@ tok/s per core, distributions, runs over time with telemetry, losses; measured b
 compilations, a roofline, cost, failures with the line that caused each, environments, definitions.
 
 Several repeats of a point are one row: their median, and the least and the most. Requests are never pooled. Every
-number is a link to its receipt. Links are relative: they work where the page was written. Of a page that was sent they
+number is a link to its receipt; links are relative: they work where the page was written. Of a page that was sent they
 work when receipts/ was sent with it and lies beside it as it does here (tar -C mlruns -czf report.tar.gz
 reports/SESSION.html receipts/SESSION); without them all that is in the page can still be read.
 
