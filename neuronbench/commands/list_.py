@@ -121,6 +121,7 @@ def _sessions(here: host.Host, number: int, as_json: bool, problems: list[Receip
 def _points(here: host.Host, session: str, lane: str, as_json: bool, problems: list[ReceiptError]) -> None:
     from neuronbench.receipts import validities_now
     from neuronbench.report import beside, tables
+    from neuronbench.report.rates import rate_notes
 
     if lane and lane not in here.plugins.lanes:
         known = ", ".join(here.plugins.lanes.names())
@@ -143,7 +144,7 @@ def _points(here: host.Host, session: str, lane: str, as_json: bool, problems: l
         keys = here.plugins.lanes[name].headline if name in here.plugins.lanes else ()
         keys = keys or tuple(dict.fromkeys(key for member in members for key in member.metrics))[:6]
         host.show(tables.lane_table(f"{name}: {benchmark} on {backend}", members, keys, now))
-        told = [*tables.sample_notes(members, keys), *tables.utilisation_notes(members)]
+        told = [*tables.sample_notes(members, keys), *tables.utilisation_notes(members), *rate_notes(members)]
         told += beside.published_lines(members)
         notes += [line for line in told if line not in notes]
     for line in notes:

@@ -140,6 +140,7 @@ class Terminal:
             return
         from neuronbench.receipts import validities_now
         from neuronbench.report import beside, compiles, tables
+        from neuronbench.report.rates import rate_notes
 
         ran = [record for record in session.records if record.outcome not in (Outcome.SKIPPED, Outcome.CACHED)]
         now = validities_now(ran, session.store)
@@ -157,7 +158,7 @@ class Terminal:
             keys = keys or tuple(dict.fromkeys(key for record in records for key in record.metrics))[:6]
             title = f"{lane}: {name} on {backend}"
             show(tables.render(tables.lane_table(title, records, keys, now), width=width, color=color).rstrip())
-            told = (*tables.sample_notes(records, keys), *tables.utilisation_notes(records))
+            told = (*tables.sample_notes(records, keys), *tables.utilisation_notes(records), *rate_notes(records))
             for line in (*told, *beside.published_lines(records)):
                 show(f"  {line}")
         boots = [record for record in ran if record.kind == "boot"]

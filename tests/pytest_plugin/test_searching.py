@@ -30,6 +30,7 @@ def test_a_rate_and_an_audit_are_records_with_numbers(project) -> None:
         "search_decided", "search_unspoiled", "search_on_time", "search_asked_rate", "search_samples", "search_window",
         "host_contended", "telemetry", "token_conservation",
     } <= {gate["id"] for gate in found["gates"]}  # fmt: skip
+    result.stdout.fnmatch_lines(["*met at 10 req/s: ttft ≤ 2000 ms, tpot ≤ 500 ms for 50 % of requests*"])
     assert found["workload"]["search"]["steps"][0]["verdict"] == "met"
     folder = project.receipts / found["session"] / found["name"]
     loads = parquet.read_table(folder / found["tables"]["search"]).to_pylist()
