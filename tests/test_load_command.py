@@ -187,7 +187,7 @@ def test_a_closed_loop_is_measured_and_written_down(truth: TruthServer, run: Run
     )
     assert len(seen) == len(left)
     assert all(sent <= at + 1_000 for sent, at in zip(left, seen, strict=True))  # no sooner than each had left
-    for words in ("TTFT ms", "output throughput", "not calibrated", "truth at http"):
+    for words in ("TTFT ms", "output throughput", "not calibrated", "truth at http", "makes it", "not evaluable"):
         assert words in ended.out
     assert "asking http" in ended.err
 
@@ -245,9 +245,11 @@ def test_json_on_standard_output_is_nothing_but_json(truth: TruthServer, run: Ru
 
 def test_the_same_seed_sends_the_same_bytes(truth: TruthServer, run: Run) -> None:
     digests = []
-    for seed in ("1", "1", "2"):
-        ended = run(truth.url, *SHORT[2:], "--warmup", "0", "--seed", seed, "--json", "-")
-        digests.append(json.loads(ended.out)["workload"]["digest"])
+    for seed, strict in (("1", ()), ("1", ()), ("2", ("--strict-provisional",))):
+        ended = run(truth.url, *SHORT[2:], "--warmup", "0", "--seed", seed, "--json", "-", *strict)
+        data = json.loads(ended.out)
+        digests.append(data["workload"]["digest"])
+        assert ended.status == (1 if strict and data["validity"] != "valid" else 0)
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -263,7 +265,9 @@ def test_an_invalid_result_is_a_result_unless_told_otherwise(truth: TruthServer,
     assert data["target"]["facts"]["unlisted"] is True
     assert "wrong_length" in ended.out
     assert "INVALID" in ended.out
-    assert run(*arguments, "--strict").status == 1
+    strict = run(*arguments, "--strict")
+    assert strict.status == 1
+    assert strict.out.splitlines()[-1] == "not as wanted: the result is invalid, which --strict refuses"
 
 
 def test_a_key_is_taken_from_the_environment_and_shown_nowhere(

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neuronbench.commands import host
-from neuronbench.commands.load_output import deliver
+from neuronbench.commands import host, load_options, load_refusals, load_search
+from neuronbench.commands.load_output import Wanted, deliver, refusals
 
 if TYPE_CHECKING:
-    from neuronbench.config import Settings
-    from neuronbench.engines.job import Job
-    from neuronbench.standalone import Extras
+    from neuronbench.standalone import MeasureError
 
 
 def load(
@@ -120,7 +118,8 @@ def load(
         bool,
         typer.Option(
             "--slo-test",
-            help="Exit with 1 unless every limit of --slo is shown to be kept; sends as many requests as that takes.",
+            help="Exit with 1 unless every limit of --slo is shown to be kept; sends as many requests as that takes. "
+            "An invalid measurement shows nothing.",
         ),
     ] = False,
     max_rate: Annotated[float, typer.Option(metavar="R", help="With --find-rate: go no higher.")] = 10_000.0,
@@ -168,30 +167,49 @@ def load(
         ),
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 when the result is invalid.")] = False,
+    strict_provisional: Annotated[
+        bool,
+        typer.Option("--strict-provisional", help="Exit with 1 when the result is invalid or provisional."),
+    ] = False,
     every_gate: Annotated[bool, typer.Option("--gates", help="Show the checks that passed, too.")] = False,
 ) -> None:
     """Measure a server that runs already.
 
-    Warm-up, a window of steady load, and the checks that say whether the numbers may be quoted. Exit status: 0
-    measured, 1 no result (or an invalid one with --strict, or limits not shown to be kept with --slo-test), 2 wrong
-    usage.
+    Warm-up, a window of steady load, and the checks that say whether the numbers may be quoted. What a check that
+    failed makes of the result is in its column "makes it": invalid (the numbers show nothing), provisional (evidence is
+    missing), info (good to know).
+
+    Exit status: 0 measured, also where the result is provisional or invalid; 1 no result, or limits not shown to be
+    kept with --slo-test (by an invalid result none is), or an invalid result with --strict, or an invalid or
+    provisional one with --strict-provisional; 2 wrong usage, or a file or number that is none.
     """
     from neuronbench import standalone
     from neuronbench.engines import job as jobs
-    from neuronbench.serving.http import clean_url
     from neuronbench.standalone import asked as words
     from neuronbench.standalone.repeats import SEED_STEP
 
     settings = host.of(context).settings
-    _one_of("--api", api, ("completions", "chat", "responses"))
-    _one_of("--arrivals", arrivals, words.LAWS)
-    _one_of("--dataset-format", dataset_format, ("sharegpt", "jsonl", "bodies"))
-    _one_of("--trace-format", trace_format, ("jsonl", "mooncake", "azure"))
-    limits = dict(_limit(text) for text in slo or ())
+    load_options.numbers(context.params)
+    load_options.one_of("--api", api, ("completions", "chat", "responses"))
+    load_options.one_of("--arrivals", arrivals, words.LAWS)
+    load_options.one_of("--dataset-format", dataset_format, ("sharegpt", "jsonl", "bodies"))
+    load_options.one_of("--trace-format", trace_format, ("jsonl", "mooncake", "azure"))
+    limits = dict(load_options.limit(text) for text in slo or ())
+    load_options.file("--dataset", dataset, dataset_format)
+    load_options.file("--trace", trace, trace_format)
+    load_options.tokenizer(tokenizer)
+    load_options.certificates(ca_file)
+    load_options.written("--json", json_file)
+    wanted = Wanted(
+        limits=limits if slo_test else None,
+        refused=("invalid", "provisional") if strict_provisional else ("invalid",) if strict else (),
+    )
     try:
+        steps = words.rates(step_rates)
+        load_options.numbers({"rates": steps})
         asked = words.Asked(
             input_tokens=input_tokens, output_tokens=output_tokens, law=arrivals, rate=rate, duration_s=duration,
-            burstiness=burstiness, burst_size=burst_size, rate_end=rate_end, rates=words.rates(step_rates), turns=turns,
+            burstiness=burstiness, burst_size=burst_size, rate_end=rate_end, rates=steps, turns=turns,
             think_s=think_time, trace=trace, trace_format=trace_format, trace_speed=trace_speed,
             prefix_tokens=shared_prefix, prefixes=prefix_groups, prefix_hit_ratio=prefix_hit_ratio,
         )  # fmt: skip
@@ -204,12 +222,14 @@ def load(
             concurrency = 1
         if find_rate and (concurrency is not None or repeats > 1):
             raise ValueError("--find-rate makes loads of its own: leave --concurrency and --repeats out")
+        if find_rate and slo_test:
+            raise ValueError("--slo-test is a verdict on one load, and --find-rate makes many: leave one of them out")
         if slo_test:
             requests = _enough(limits, slo_percentile, requests, bool(duration or special or find_rate or trace))
         longest = asked.longest()
         chosen: Any = {"api": api, "arrivals": "constant" if arrivals == "constant" else "poisson"}
         job = jobs.Job(
-            url=clean_url(url), model=model, concurrency=concurrency,
+            url=load_options.address(url), model=model, concurrency=concurrency,
             rate=rate if rate is not None or concurrency is not None else 1.0,
             requests=requests, duration_s=duration, input_tokens=longest[0], output_tokens=longest[1], seed=seed,
             warmup=warmup, tokenizer=tokenizer, deadline_s=deadline or settings.deadlines.point,
@@ -235,7 +255,12 @@ def load(
     with _folder(out) as folder, _crew(nodes):
         try:
             if find_rate:
-                _find(job, limits, slo_percentile, max_rate, tolerance, extras, settings, folder, progress, json_file)
+                asked_for = load_search.wanted(job, limits, slo_percentile, max_rate, tolerance)
+                found = standalone.find_rate(job, asked_for, settings, folder, extras=extras, progress=progress)
+                progress.done()
+                load_search.deliver(found, json_file, every_gate)
+                if load_search.refused(found, wanted):
+                    raise typer.Exit(host.FAILURE)
                 return
             results = []
             for number in range(1, repeats + 1):
@@ -255,15 +280,19 @@ def load(
                     host.write_json("--out", here / "result.json", result.to_json())
                 results.append(result)
         except standalone.MeasureError as error:
-            raise host.CommandError(
-                str(error), remedy=error.remedy, status=host.USAGE if error.usage else host.FAILURE
-            ) from error
+            files = {"--dataset": (dataset, dataset_format), "--trace": (trace, trace_format)}
+            raise load_options.text_of(error, files) or _ended(error, model) from error
         finally:
             progress.done()
-        deliver(results, json_file, every_gate)  # before the crew is closed, which ends a command that was told to end
-    kept = all(test["verdict"] == "met" for each in results for test in each.slo_tests.values())
-    if (slo_test and not kept) or any(not each.measured or (strict and each.validity == "invalid") for each in results):
+        deliver(results, json_file, every_gate, wanted)  # before a crew is closed, which ends a command told to end
+    if any(not each.measured for each in results) or refusals(results, wanted):
         raise typer.Exit(host.FAILURE)
+
+
+def _ended(error: MeasureError, model: str) -> host.CommandError:
+    """Why nothing was measured, by what the server said where it did."""
+    message, remedy = load_refusals.refusal(error, model) or (str(error), error.remedy)
+    return host.CommandError(message, remedy=remedy, status=host.USAGE if error.usage else host.FAILURE)
 
 
 def _enough(limits: Mapping[str, float], percentile: float, requests: int | None, sized: bool) -> int | None:
@@ -272,82 +301,7 @@ def _enough(limits: Mapping[str, float], percentile: float, requests: int | None
 
     if not limits:
         raise ValueError("--slo-test needs a limit: --slo ttft=500 (in ms)")
-    if not 0 < percentile < 100:
-        raise ValueError(f"--slo-percentile: expected a number between 0 and 100, found {percentile:g}")
     return requests if requests is not None or sized else requests_needed(percentile / 100)
-
-
-def _find(
-    job: Job,
-    limits: Mapping[str, float],
-    percentile: float,
-    max_rate: float,
-    tolerance: float,
-    extras: Extras,
-    settings: Settings,
-    folder: Path,
-    progress: host.ProgressLine,
-    json_file: str,
-) -> None:
-    """Search for the highest rate under limits and show what was found."""
-    from neuronbench import standalone
-    from neuronbench.measure_search import Search
-    from neuronbench.standalone import search as tables
-
-    if not limits:
-        raise host.CommandError("--find-rate needs a limit: --slo ttft=500 (in ms)", status=host.USAGE)
-    try:
-        wanted = Search(
-            slo=limits, percentile=percentile / 100, start=min(job.rate or 1.0, max_rate), highest=max_rate,
-            tolerance=tolerance,
-        )  # fmt: skip
-    except ValueError as error:
-        raise host.CommandError(str(error), status=host.USAGE) from error
-    result = standalone.find_rate(job, wanted, settings, folder, extras=extras, progress=progress)
-    progress.done()
-    if json_file:
-        host.write_json("--json", json_file, result.to_json())
-    if json_file == "-":
-        return
-    found = result.found
-    host.say(f"{result.target['model']} at {result.target['url']}")
-    host.say(
-        f"  {job.api}, {job.described or f'{job.input_tokens} + {job.output_tokens} tokens'}, poisson arrivals; "
-        f"at least {wanted.fewest} requests a rate, until each limit is settled at {wanted.confidence:.0%}"
-    )
-    columns = tables.columns(found)
-    host.show(host.table(columns, tables.rows(found), right=("req/s", "requests", "achieved", "goodput", "failed")))
-    for metric in found.metrics()[:1]:
-        value = "none" if metric.value is None else f"{metric.value:.4g} req/s"
-        beyond = "" if metric.high is None else f", not at {metric.high:.4g}"
-        host.say(f"highest rate under the limits: {value}{beyond}")
-        host.say(f"  {metric.note}")
-    for gate in found.gates():
-        if gate.passed is False:
-            host.say(f"  {gate.id}: {gate.message}")
-
-
-def _one_of(option: str, given: str, known: Sequence[str]) -> None:
-    from neuronbench.model import closest
-
-    if given not in known:
-        text = f"{option}: expected {' or '.join(known)}, found {given!r}{closest(given, known)}"
-        raise host.CommandError(text, status=host.USAGE)
-
-
-def _limit(text: str) -> tuple[str, float]:
-    from neuronbench.load.tally import LATENCIES
-
-    name, _, value = text.partition("=")
-    name = name.strip().removesuffix("_ms")
-    _one_of("--slo", name, LATENCIES)
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = -1.0
-    if not 0 < limit < float("inf"):
-        raise host.CommandError(f"--slo: expected {name}=MILLISECONDS, found {text!r}", status=host.USAGE)
-    return name, limit
 
 
 def _only_native(**given: Any) -> None:
@@ -384,12 +338,15 @@ def _folder(out: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="neuronbench-load-") as scratch:
             yield Path(scratch)
         return
+    expected, remedy = "a folder that is empty or not there yet", "name another folder"
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
-            raise host.CommandError(
-                f"--out {out}: it is not empty, and results are never mixed with others", status=host.USAGE
+            raise load_options.refused(
+                "--out", expected, f"one that is not empty: {out}; results are never mixed with others", remedy
             )
+    except FileExistsError:
+        raise load_options.refused("--out", expected, f"a file: {out}", remedy) from None
     except OSError as error:
-        raise host.CommandError(f"--out {out}: {error}", status=host.USAGE) from error
+        raise load_options.refused("--out", expected, f"{out}: {error.strerror}", remedy) from error
     yield out.resolve()

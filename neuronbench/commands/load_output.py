@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from neuronbench.commands import host
 
 if TYPE_CHECKING:
+    from neuronbench.model import Gate
     from neuronbench.standalone import Result
+    from neuronbench.standalone.repeats import Spread
+
+_SEVERITIES: Final = ("invalid", "provisional", "info")
 
 _SPREAD: Final = (
     "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "e2e_p50_ms", "output_throughput_tok_s", "request_throughput_req_s",
@@ -16,7 +21,37 @@ _SPREAD: Final = (
 )  # fmt: skip
 
 
-def deliver(results: Sequence[Result], json_file: str, every_gate: bool) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a result has to be for the command to end well."""
+
+    limits: Mapping[str, float] | None = None
+    """Limits that have to be shown to be kept; None: they are only reported."""
+    refused: Sequence[str] = ()
+    """Validities that are not accepted."""
+
+
+def refusals(results: Sequence[Result], wanted: Wanted) -> list[str]:
+    """Why the results are not what was wanted, in words; empty when they are."""
+    found = []
+    for number, result in enumerate(results, 1):
+        where = f"repeat {number}: " if len(results) > 1 else ""
+        validity = result.validity.value
+        if wanted.limits is not None:
+            for name, limit in wanted.limits.items():
+                test = result.slo_tests.get(name)
+                verdict = str(test["verdict"]) if test is not None else "no request had a value of it"
+                if validity == "invalid":
+                    found.append(f"{where}{name} ≤ {limit:g} ms: nothing is shown by an invalid measurement")
+                elif verdict != "met":
+                    found.append(f"{where}{name} ≤ {limit:g} ms: {verdict}")
+        if validity in wanted.refused:
+            option = "--strict" if validity == "invalid" else "--strict-provisional"
+            found.append(f"{where}the result is {validity}, which {option} refuses")
+    return found
+
+
+def deliver(results: Sequence[Result], json_file: str, every_gate: bool, wanted: Wanted) -> None:
     """Show and write what was measured: one result as itself, several with their spread."""
     from neuronbench.standalone import repeats as over
 
@@ -28,13 +63,27 @@ def deliver(results: Sequence[Result], json_file: str, every_gate: bool) -> None
             "repeats": [each.to_json() for each in results],
             "spread": {one.key: one.to_json() for one in found},
         }
+    refused, kept = refusals(results, wanted), False
+    if wanted.limits is not None:
+        missed = refusals(results, replace(wanted, refused=()))
+        kept = not missed and all(each.measured for each in results)
+        document["slo_shown"] = {"kept": kept, "why_not": missed}
     if json_file:
         host.write_json("--json", json_file, document)
     if json_file == "-":
         return
     show(results[-1], every_gate=every_gate)
-    if len(results) == 1:
-        return
+    if len(results) > 1:
+        _show_spread(results, found)
+    if kept:
+        host.say("limits: each is shown to be kept")
+    for text in refused:
+        host.say(f"not as wanted: {text}")
+
+
+def _show_spread(results: Sequence[Result], found: Sequence[Spread]) -> None:
+    from neuronbench.standalone import repeats as over
+
     left = len(results) - (found[0].n if found else 0)
     note = f"; {left} invalid or without a result, left out" if left else ""
     host.say(f"\n{len(results)} repeats{note}. Above: the last of them; below: over all.")
@@ -70,24 +119,69 @@ def show(result: Result, *, every_gate: bool = False) -> None:
         heads = ("node", "requests", "failed", "send lag ms p50", "p99", "CPU %", "clock offset ms", "±", "drift", "")
         host.show(host.table(heads, nodes, right=heads[1:-1]))
     if result.slo_tests:
-        host.show(host.table(("limit", "kept by", "share", "verdict", ""), tables.slo_rows(result.slo_tests)))
+        host.show(host.table(("limit", "kept by", "share", "verdict", ""), _limits(result)))
     if result.failures:
         rows = [(name, str(count), _words(result, name)) for name, count in sorted(result.failures.items())]
         host.show(host.table(("failures", "requests", "in the server's words"), rows, right=("requests",)))
-    gates = tables.gate_rows(result.gates, everything=every_gate)
-    if gates:
-        host.show(host.table(("check", "", "observed", "limit", ""), gates, right=("observed", "limit")))
+    show_gates(result.gates, every_gate=every_gate)
     if result.client_error:
         host.say(str(result.client_error["text"]))
     for note in result.notes:
         host.say(f"note: {note}")
-    words = {
-        "valid": "valid: every check that could be made passed; whether the answers are right is none of them",
-        "provisional": "PROVISIONAL",
-        "invalid": "INVALID",
-    }
     if result.engine["name"] == "native":
-        host.say(f"{words[result.validity.value]}")
+        host.say(last_word(result.gates))
+
+
+def last_word(gates: Sequence[Gate]) -> str:
+    """What a result with these checks is worth, and which of them made it so."""
+    failed = {
+        severity: ", ".join(gate.id for gate in gates if gate.passed is False and gate.severity == severity)
+        for severity in _SEVERITIES
+    }
+    if failed["invalid"]:
+        return f"INVALID ({failed['invalid']}): these numbers show nothing and are not to be quoted"
+    if failed["provisional"]:
+        return f"PROVISIONAL ({failed['provisional']}): not to be quoted until these checks pass"
+    return "valid: every check that could be made passed; whether the answers are right is none of them"
+
+
+def show_gates(gates: Sequence[Gate], *, every_gate: bool = False) -> None:
+    """The checks that failed, by what they make of the result, then those that could not be made; or all."""
+    rows = gate_rows(gates, every_gate=every_gate)
+    if rows:
+        host.show(host.table(("check", "", "makes it", "observed", "limit", ""), rows, right=("observed", "limit")))
+
+
+def gate_rows(gates: Sequence[Gate], *, every_gate: bool = False) -> list[tuple[str, ...]]:
+    """Rows of id, verdict, what it makes of the result, observed, limit, message: the worst first."""
+    from neuronbench.standalone import result as tables
+
+    ordered: list[tuple[int, tuple[str, ...]]] = []
+    for gate in gates:
+        if gate.passed and not every_gate:
+            continue
+        _, name, observed, limit, message = tables.gate_rows([gate], everything=True)[0]
+        makes, verdict, order = "", "ok", len(_SEVERITIES) + 1
+        if gate.passed is None:
+            verdict, order = "not evaluable", len(_SEVERITIES)
+            message = message.removeprefix("not evaluable: ") or "the check does not say why"
+        elif not gate.passed:
+            makes, verdict, order = gate.severity, "failed", _SEVERITIES.index(gate.severity)
+        ordered.append((order, (name, verdict, makes, observed, limit, message)))
+    return [row for _, row in sorted(ordered, key=lambda each: each[0])]
+
+
+def _limits(result: Result) -> list[tuple[str, ...]]:
+    """Rows of the limits; of an invalid result what the counts say is no verdict."""
+    from neuronbench.standalone import result as tables
+
+    rows = tables.slo_rows(result.slo_tests)
+    if result.validity.value != "invalid":
+        return rows
+    return [
+        (asked, kept, share, "none: INVALID", f"by the counts alone: {verdict}; an invalid measurement shows nothing")
+        for asked, kept, share, verdict, _ in rows
+    ]
 
 
 def _lengths(result: Result) -> str:
