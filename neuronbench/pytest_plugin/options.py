@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="values of an axis or a setting, over the grid's: --nb-set concurrency=1,16 (repeatable)")  # fmt: skip
     add("--nb-repeats", metavar="N", type=int, help="repeats of every point; they interleave (default 1)")
     add("--nb-resume", metavar="SESSION", nargs="?", const="last", help="skip points that have a successful receipt "
-        "of the same spec and environment, from any earlier session or from SESSION")  # fmt: skip
+        "of the same spec and environment, provisional or not, from any earlier session or from SESSION")  # fmt: skip
     add("--nb-stack", metavar="KIND=PATH", action="append", default=[],
         help="interpreter or venv to use for KIND (serving, compile, train, any)")  # fmt: skip
     add("--nb-tracking-uri", metavar="URI", help="MLflow store or server; 'off' for receipts only")
