@@ -327,17 +327,16 @@ def search_rate(
 ) -> Found:
     """Search and record; see `Measure.search_rate`."""
     from neuronbench.load.run import Timeouts
-    from neuronbench.measure_search_gates import host_gates
-    from neuronbench.measure_serving import default_samplers, seed_of
+    from neuronbench.measure_search_gates import host_gates, samplers
+    from neuronbench.measure_serving import seed_of
     from neuronbench.telemetry.recorder import Recorder
 
     record, settings = opened.record, session.settings
     deadlines = settings.deadlines
 
     record.workload.update(kind="slo_search", api=api, search=search.describe(), epoch=clock_epoch())
-    samplers = [*default_samplers(endpoint), *telemetry.samplers]
-    samplers += session.plugins.telemetry_samplers(record.point, endpoint)
-    recorder = Recorder.start(samplers, opened.folder, session.spawn)
+    asked = [*telemetry.samplers, *session.plugins.telemetry_samplers(record.point, endpoint)]
+    recorder = Recorder.start([*samplers(endpoint), *asked], opened.folder, session.spawn)
 
     def say(text: str) -> None:
         session.progress(f"{record.point.id}: {recorder.live.after(text)}")

@@ -29,10 +29,13 @@ from neuronbench.model import Gate
 
 if TYPE_CHECKING:
     from neuronbench.measure_search import Found, Load
+    from neuronbench.protocols import Endpoint, SamplerSpec
     from neuronbench.telemetry.recorder import Telemetry
 
 CARRIED: Final = ("errors_classified", "input_length", "output_length", "prompts_distinct")
 """Gates of a load that say what it was a load of."""
+SAMPLE_PERIOD_S: Final = 0.5
+"""A quarter of `measure_search.LEAST_SECONDS`."""
 
 
 def deciding(found: Found) -> dict[float, list[Load]]:
@@ -196,6 +199,13 @@ def _carried(loads: Mapping[float, Sequence[Load]]) -> list[Gate]:
 
 # --------------------------------------------------------------------------------------------------------------------
 # the host and the server
+
+
+def samplers(endpoint: Endpoint) -> list[SamplerSpec]:
+    """Those of any load, so often that a search's shortest window has enough of each."""
+    from neuronbench.measure_serving import default_samplers
+
+    return [replace(each, period_s=min(each.period_s, SAMPLE_PERIOD_S)) for each in default_samplers(endpoint)]
 
 
 def host_gates(found: Found, sampled: Telemetry) -> list[Gate]:

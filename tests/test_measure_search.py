@@ -271,6 +271,9 @@ def test_the_command_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["max_rate_under_slo_req_s"] == 10.0
     assert {"host_contended", "telemetry", "token_conservation"} <= {gate["id"] for gate in document["gates"]}
-    failed = {gate["severity"] for gate in document["gates"] if gate["passed"] is False}
-    assert (document["validity"] == "valid") is not bool(failed & {"provisional", "invalid"})
+    failed = {gate["id"]: gate["severity"] for gate in document["gates"] if gate["passed"] is False}
+    assert (document["validity"] == "valid") is not bool({"provisional", "invalid"} & set(failed.values()))
+    said = next(line for line in printed.out.splitlines() if line.lower().startswith(document["validity"]))
+    assert all(id in said for id, severity in failed.items() if severity == document["validity"])
+    assert (tmp_path / "out" / "telemetry.parquet").is_file()
     assert (tmp_path / "out" / "search.parquet").is_file()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from neuronbench.load.search import Counts, SearchResult, Step
-from neuronbench.measure_search import Found, Load, Search
-from neuronbench.measure_search_gates import host_gates
+from neuronbench.measure_search import LEAST_SECONDS, Found, Load, Search
+from neuronbench.measure_search_gates import host_gates, samplers
 from neuronbench.model import Gate
+from neuronbench.telemetry.summary import telemetry_gate
 from neuronbench.telemetry.table import Telemetry
 
 S = 1_000_000_000
@@ -92,6 +94,14 @@ def test_windows_that_were_not_sampled_are_no_headline() -> None:
     gates = {gate.id: gate for gate in host_gates(found(), sampled({0: 0.0, 100: 0.0}))}
     assert gates["telemetry"].passed is False  # nothing of the rate that was missed
     assert gates["host_contended"].passed is None
+
+
+def test_the_shortest_window_is_long_enough_for_the_samples_that_it_has_to_have() -> None:
+    endpoint = SimpleNamespace(pids=lambda: [1], metrics_url="http://127.0.0.1:9/metrics")
+    limit = telemetry_gate(Telemetry(), 0, S).limit
+    asked = samplers(endpoint)  # type: ignore[arg-type]
+    assert [sampler.name for sampler in asked] == ["host", "server", "metrics"]
+    assert all(LEAST_SECONDS / sampler.period_s >= limit + 1 for sampler in asked)
 
 
 def test_what_was_sent_late_marks_the_answer_where_it_was_of_the_bracket() -> None:

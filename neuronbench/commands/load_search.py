@@ -69,4 +69,6 @@ def deliver(result: RateResult, json_file: str, every_gate: bool) -> None:
         host.say(f"  {metric.note}")
     gates = found.gates()
     show_gates(gates, every_gate=every_gate)
+    for note in result.notes:
+        host.say(f"note: {note}")
     host.say(last_word(gates))

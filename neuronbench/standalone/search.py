@@ -74,8 +74,7 @@ def find_rate(
     """Search; the tables of loads and of telemetry go to `folder`. Raises `MeasureError` when there is no answer."""
     from neuronbench.load.chatfit import CannotFit
     from neuronbench.load.run import Timeouts
-    from neuronbench.measure_search_gates import host_gates
-    from neuronbench.measure_serving import default_samplers
+    from neuronbench.measure_search_gates import host_gates, samplers
     from neuronbench.processes import spawn as default_spawn
     from neuronbench.serving.vocabulary import REMEDY
     from neuronbench.telemetry.recorder import Recorder
@@ -85,7 +84,7 @@ def find_rate(
     endpoint = connect(job, progress=say)
     try:
         workload = workload_of(job, extras, endpoint)
-        recorder = Recorder.start(default_samplers(endpoint), folder, spawn)
+        recorder = Recorder.start(samplers(endpoint), folder, spawn)
         try:
             found = measure_search.find(
                 search, endpoint, workload, api=job.api, folder=folder, spawn=spawn,
