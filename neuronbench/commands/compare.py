@@ -135,8 +135,7 @@ def compare(
     if not found.rows and all(change.kind in NOTHING for change in found.outcomes):
         raise host.CommandError(
             f"nothing to compare: no point of {found.base.label} and {found.head.label} was measured in both",
-            remedy="name sessions with results (neuronbench list shows them), such as: neuronbench compare latest~2 "
-            "latest~1",
+            remedy="name sessions with results: neuronbench list shows them",
             status=host.USAGE,
         )
     failing = found.failing(conditions)

@@ -11,6 +11,8 @@ from neuronbench.commands import host
 from neuronbench.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from neuronbench.config import Settings
     from neuronbench.shipping import Pulled, ReceiptShelf
     from neuronbench.sinks.mlflow.pull import PullResult
@@ -58,6 +60,7 @@ def pull(
     here = host.of(context)
     if where and source:
         raise host.CommandError("give one place: WHERE, or --from", status=host.USAGE)
+    _no_latest(session or ())
     shelf = _shelf(where or source)
     if shelf is not None:
         if lane or tag:
@@ -115,6 +118,20 @@ def _show(settings: Settings, result: PullResult | Pulled, *, as_json: bool) -> 
         host.complain(problem)
     if not result.ok:
         raise typer.Exit(host.FAILURE)
+
+
+def _no_latest(sessions: Sequence[str]) -> None:
+    """The latest of sessions that are elsewhere, and may be of several hosts, is not known here."""
+    from neuronbench.receipts import naming
+
+    for name in sessions:
+        if naming.back_of(name) is not None:
+            raise host.CommandError(
+                f"--session {name}: expected the id of a session or the start of it: {name} is a word for those that "
+                "are here already",
+                remedy="leave --session out to fetch all of them, or name a day, such as --session 20261130",
+                status=host.USAGE,
+            )
 
 
 def _shelf(where: str) -> ReceiptShelf | None:

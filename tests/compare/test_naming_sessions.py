@@ -145,3 +145,10 @@ def test_error_against_error_is_nothing_compared(two: Project) -> None:
 def test_where_no_session_has_results_that_is_said(project: Project) -> None:
     _typos(project, "1")
     assert "(1 error, 1 skipped); none before it has results" in project.run("report", "--out", "-")[2]
+
+
+@pytest.mark.parametrize("word", ["latest", "last", "latest~1"])
+def test_what_is_elsewhere_has_no_latest(two: Project, word: str) -> None:
+    status, out, error = two.run("pull", "--session", word, "--from", str(two.bench.store.root))
+    assert (status, out) == (2, "")
+    assert f"--session {word}: expected the id of a session or the start of it" in error
