@@ -82,8 +82,13 @@ def _sharegpt(path: Path) -> Iterator[Row]:
         raise ValueError(f"{path}: expected one JSON list of conversations ({error})") from error
     if not isinstance(document, list):
         raise ValueError(f"{path}: expected a JSON list of conversations, found {type(document).__name__}")
-    for entry in document:
+    for number, entry in enumerate(document, 1):
         turns = entry.get("conversations") or entry.get("conversation") or [] if isinstance(entry, dict) else []
+        if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+            raise ValueError(
+                f"{path}: conversation {number}: expected a list of turns, each an object with from and value, "
+                f"found {_shown(turns)}"
+            )
         first = next((turn for turn in turns if turn.get("from") in ("human", "user") and turn.get("value")), None)
         if first is not None:
             yield Row(text=str(first["value"]))
@@ -92,18 +97,35 @@ def _sharegpt(path: Path) -> Iterator[Row]:
 def _prompts(path: Path) -> Iterator[Row]:
     for where, row in _lines(path):
         length = row.get("output_tokens")
-        if length is not None and (not isinstance(length, int) or length < 1):
+        if length is not None and (not _whole(length) or length < 1):
             raise ValueError(f"{where}: output_tokens: expected a whole number from 1, found {length!r}")
         if isinstance(row.get("messages"), list):
+            if not row["messages"] or not all(isinstance(one, dict) and "role" in one for one in row["messages"]):
+                raise ValueError(
+                    f"{where}: messages: expected objects with role and content, found {_shown(row['messages'])}"
+                )
             yield Row(messages=tuple(row["messages"]), output_tokens=length)
         elif isinstance(row.get("prompt"), str):
             yield Row(text=row["prompt"], output_tokens=length)
         elif isinstance(row.get("input_ids"), list):
+            if not row["input_ids"] or not all(_whole(token) and token >= 0 for token in row["input_ids"]):
+                raise ValueError(
+                    f"{where}: input_ids: expected token ids, whole numbers from 0, found {_shown(row['input_ids'])}"
+                )
             yield Row(ids=tuple(row["input_ids"]), output_tokens=length)
         elif "input" in row:
             yield Row(raw=row["input"], output_tokens=length)
         else:
             raise ValueError(f"{where}: expected prompt, messages, input_ids or input, found keys {sorted(row)}")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _bodies(path: Path) -> Iterator[Row]:
@@ -139,14 +161,16 @@ def _number(where: str, row: Mapping[str, Any], key: str, least: float) -> float
         value = float(row[key])
     except (KeyError, TypeError, ValueError):
         value = float("nan")
-    if not value >= least:
+    if not least <= value < float("inf"):
         raise ValueError(f"{where}: {key}: expected a number from {least:g}, found {row.get(key)!r}")
     return value
 
 
 def _mooncake(path: Path) -> Iterator[TraceRow]:
     for where, row in _lines(path):
-        blocks = row.get("hash_ids") or ()
+        blocks = row.get("hash_ids") or []
+        if not isinstance(blocks, list) or not all(_whole(block) for block in blocks):
+            raise ValueError(f"{where}: hash_ids: expected a list of whole numbers, found {_shown(blocks)}")
         yield TraceRow(
             at_s=_number(where, row, "timestamp", 0) / 1e3,
             input_tokens=int(_number(where, row, "input_length", 1)),

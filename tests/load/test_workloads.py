@@ -135,6 +135,18 @@ def test_natural_answers_have_no_exact_length(tmp_path: Path) -> None:
         ("jsonl", "[1]\n", r"rows:1: expected a JSON object, found"),
         ("jsonl", '{"prompt": "a", "output_tokens": 0}\n', r"rows:1: output_tokens"),
         ("jsonl", "\n", "expected at least one prompt"),
+        ("jsonl", '{"messages": ["a"]}', "messages: expected objects with role and content, found .*a"),
+        ("jsonl", '{"messages": []}', "messages: expected objects"),
+        ("jsonl", '{"input_ids": ["a", 2]}', "input_ids: expected token ids, whole numbers from 0, found"),
+        ("jsonl", '{"input_ids": [true]}', "input_ids: expected token ids"),
+        ("jsonl", '{"input_ids": []}', "input_ids: expected token ids"),
+        (
+            "jsonl",
+            '{"prompt": "a", "output_tokens": true}',
+            "output_tokens: expected a whole number from 1, found True",
+        ),
+        ("sharegpt", '[{"conversations": 5}]', "conversation 1: expected a list of turns, .* found 5"),
+        ("sharegpt", '[{}, {"conversations": ["a"]}]', "conversation 2: expected a list of turns"),
         ("sharegpt", "{}", "expected a JSON list"),
     ],
 )
@@ -253,3 +265,19 @@ def test_embeddings_of_exact_length(truth: TruthServer, tmp_path: Path) -> None:
     reduced = reduce_run(made, tmp_path / "out", drive=result)
     assert reduced.gate("input_length").passed is True
     assert reduced["input_tokens_mean_tokens"] == 33
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ('{"timestamp": Infinity, "input_length": 1, "output_length": 1}', "timestamp: expected a number from 0"),
+        ('{"timestamp": 0, "input_length": Infinity, "output_length": 1}', "input_length: expected a number from 1"),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}', "hash_ids: expected a list of"),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": 7}', "hash_ids: expected a list of"),
+    ],
+)
+def test_a_trace_with_what_cannot_be_is_refused_with_its_line(tmp_path: Path, row: str, told: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(row + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"trace.jsonl:1: {told}"):
+        read_trace(at.Trace(path=str(path), format="mooncake"))
