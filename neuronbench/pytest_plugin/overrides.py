@@ -7,10 +7,11 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ import pytest
 
 from neuronbench import grid as grids
 from neuronbench import lane_benchmarks, points
-from neuronbench.model import FrozenMap, Point, closest
+from neuronbench.model import FrozenMap, Json, Point, closest
 from neuronbench.pytest_plugin.keys import NEEDS, POINT, WARNINGS
 from neuronbench.session import PROFILE, Session, wanted_provider
 
@@ -104,7 +105,7 @@ def _in_grids(session: Session, items: Sequence[Any]) -> frozenset[str]:
 
 
 def _of_providers(session: Session, benches: Sequence[Any], own: frozenset[str]) -> frozenset[str]:
-    """Names that providers of the resources read: the settings in their specs, and the fields of a training job."""
+    """Names that providers of the resources read, and the fields of a training job."""
     from neuronbench.training.job import TrainJob
 
     found = set(_OF_THE_CORE)
@@ -120,20 +121,39 @@ def _of_providers(session: Session, benches: Sequence[Any], own: frozenset[str])
             if kind == "trainer":
                 found.update(each.name for each in dataclasses.fields(TrainJob) if each.init)
             plain = {name: value for name, value in point.params.items() if name not in own}
-            found |= _settings(session, dataclasses.replace(point, params=FrozenMap(plain)), kind)
+            for params in (plain, point.params):  # what is refused without them may be read with them
+                found |= _asked_for(session, dataclasses.replace(point, params=_Watched(params)), kind)
     return frozenset(found)
 
 
-def _settings(session: Session, point: Point, kind: str) -> frozenset[str]:
-    """Settings of the spec that the provider makes of `point`; none where it makes none, which is said elsewhere."""
+class _Watched(FrozenMap):
+    """Parameters that note which of them were asked for, whether they are there or not."""
+
+    __slots__ = ("asked",)
+
+    def __init__(self, data: Mapping[str, Json]) -> None:
+        super().__init__(data)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, key: str) -> Json:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+
+def _asked_for(session: Session, point: Point, kind: str) -> set[str]:
+    """Parameters that the provider asks for when it makes a spec of `point`, also where it refuses to make one.
+
+    That is said elsewhere.
+    """
     info = session.plugins.provider_for(kind, point.backend, wanted_provider(point, kind))
-    if info is None:
-        return frozenset()
-    try:
-        provider = session.plugins.provider(info.name)
-        return frozenset(provider.spec(point, session.plugins.backend(point.backend), session.settings).settings)
-    except Exception:
-        return frozenset()
+    watched = point.params
+    assert isinstance(watched, _Watched)
+    watched.asked.clear()  # which provider is wanted was our own question
+    with contextlib.suppress(Exception):
+        if info is not None:
+            backend = session.plugins.backend(point.backend)
+            session.plugins.provider(info.name).spec(point, backend, session.settings)
+    return watched.asked
 
 
 def _code(session: Session, benches: Sequence[Any]) -> Iterator[Path]:

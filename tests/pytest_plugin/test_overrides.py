@@ -96,3 +96,22 @@ def test_fields_of_a_training_job_are_known(project) -> None:
     result.stdout.no_fnmatch_line("*warning*")
     result = project.run("--collect-only", "-m", "fake", "--nb-set", "learning_rat=1e-4")
     assert "did you mean 'learning_rate'" in result.stdout.str() + result.stderr.str()
+
+
+@pytest.mark.parametrize("before", ["", "if 'precompile' not in point.params: raise ValueError('no')\n"])
+def test_what_a_provider_reads_and_does_not_keep_is_known(benches, before: str) -> None:
+    """Also one that refuses a point before it has asked for all that it knows. The name is almost one of the grid's."""
+    fakes = benches.path / "fakes.py"
+    text = fakes.read_text().replace(
+        '        return ResourceSpec(kind="endpoint"',
+        f"        {before}\n        names = ('precompile',)\n        [point.get(name) for name in names]\n"
+        '        return ResourceSpec(kind="endpoint"',
+    )
+    fakes.write_text(text)
+    grid = benches.path / "benchmarks" / "grids" / "serving" / "g.toml"
+    grid.write_text("settings = { recompute = true }\n" + grid.read_text())
+    result = benches.run("--collect-only", "-m", "fake", "-k", "grid", "--nb-set", "precompile=false")
+    assert result.ret == 0, result.stdout.str() + result.stderr.str()
+    result.stdout.no_fnmatch_line("*warning*")
+    result = benches.run("--collect-only", "-m", "fake", "-k", "grid", "--nb-set", "recompile=false")
+    assert f"--nb-set recompile=false: {WORDS} of that name (did you mean" in result.stdout.str() + result.stderr.str()
