@@ -76,11 +76,11 @@ class BenchmarkIntegration:
         opened = item.stash.get(OPEN, None)
         fixtures = getattr(item, "funcargs", {})
         watch = None
-        if opened is not None and {"benchmark", "compiled_model"} <= fixtures.keys():
+        model = fixtures.get("compiled_model") if "benchmark" in fixtures else None
+        if opened is not None and hasattr(model, "single_calls"):  # else it is none whose calls move the clock
             from neuronbench.measure_rounds import Watch
 
-            model, asked = fixtures["compiled_model"], fixtures.get("telemetry")
-            watch = worker_clock.read = Watch(session_of(self._config), opened, model, asked)
+            watch = worker_clock.read = Watch(session_of(self._config), opened, model, fixtures.get("telemetry"))
         try:
             return (yield)
         finally:
