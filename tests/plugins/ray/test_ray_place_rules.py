@@ -266,9 +266,12 @@ def test_a_project_is_sent_without_results_and_arrives_as_it_was(
         code.unpack(here)
 
 
-def test_arguments_that_the_head_keeps(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [["--nb-resume", "last"], ["--nb-resume", "latest"], ["--nb-resume=latest"], ["--nb-resume"]]
+)
+def test_arguments_that_the_head_keeps(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "benchmarks").mkdir()
-    given = [str(tmp_path / "benchmarks"), "-m", "inf2", "--nb-resume", "last", "--nb-tracking-uri=off"]
+    given = [str(tmp_path / "benchmarks"), "-m", "inf2", *words, "--nb-tracking-uri=off"]
     asked = arguments.read(given, root=tmp_path, here=tmp_path)
     assert asked == arguments.Asked(args=("benchmarks", "-m", "inf2"), resume="last", tracking_uri="off")
     with pytest.raises(arguments.ArgumentError, match="needs no box"):

@@ -53,7 +53,7 @@ def read(given: Sequence[str], *, root: Path, here: Path) -> Asked:
         if name == "--nb-resume":
             if not equals and words and _is_session(words[0]):
                 value = words.pop(0)
-            resume = value or "last"
+            resume = "last" if value in ("", "latest") else value  # both mean all sessions
         elif name == "--nb-tracking-uri":
             tracking_uri = value if equals else (words.pop(0) if words else "")
         else:
@@ -83,7 +83,7 @@ def environ(given: Sequence[str], own: Mapping[str, str]) -> dict[str, str]:
 def _is_session(word: str) -> bool:
     from neuronbench.receipts.sessions import is_session_id
 
-    return word == "last" or is_session_id(word)
+    return word in ("last", "latest") or is_session_id(word)
 
 
 def _path(word: str, root: Path, here: Path) -> str:
