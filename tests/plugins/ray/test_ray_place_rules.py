@@ -208,10 +208,11 @@ def test_what_is_wrong_on_all_nodes_in_the_same_way_is_told_once() -> None:
 def test_a_store_that_takes_nothing_is_found_out_before_nodes_are_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file").touch()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "receipts").touch()
     (tmp_path / "benchmarks").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NEURONBENCH_DATA_ROOT", str(tmp_path / "file"))
+    monkeypatch.setenv("NEURONBENCH_DATA_ROOT", str(tmp_path / "data"))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.2:9")
     assert cli.main(["--root", str(tmp_path), "ray", "run"]) == 1
     told = capsys.readouterr().err
