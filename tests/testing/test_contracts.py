@@ -45,9 +45,7 @@ class TestMlflow(SinkContract):
     def away(self, tmp_path: Path) -> Any:
         """Nothing listens on port 9."""
         (tmp_path / "away").mkdir()
-        settings = config.load(tmp_path / "away", environ={}, overrides={"tracking_uri": "http://127.0.0.1:9"})
-        settings.root.mkdir()
-        return settings
+        return config.load(tmp_path / "away", environ={}, overrides={"tracking_uri": "http://127.0.0.1:9"})
 
 
 class TestToy(HandlerContract):
