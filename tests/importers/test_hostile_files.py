@@ -344,7 +344,7 @@ def test_text_of_a_source_is_bounded_in_a_record(tmp_path: Path) -> None:
 def mutated(value: Any) -> st.SearchStrategy[Any]:
     """`value` with anything anywhere replaced by something of another kind."""
     junk = st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([]), st.just({})
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.builds(list), st.builds(dict)
     )
     if isinstance(value, dict) and value:
         keys = st.sampled_from(sorted(value))

@@ -43,7 +43,8 @@ def test_every_sample_is_read(path: Path) -> None:
 JUNK = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5), st.lists(st.integers()),
     st.dictionaries(st.text(max_size=3), st.integers(), max_size=2), st.just("12"), st.just([None]), st.just({}),
-)  # fmt: skip
+).map(copy.deepcopy)  # fmt: skip
+"""Each drawn afresh: what is drawn is changed, and one list for all examples would end up within itself."""
 
 
 @settings(max_examples=250, deadline=None)
