@@ -44,11 +44,13 @@ are ten times as slow as one after the other."""
 
 
 inside_runs.keep_libraries()
-# How long an example takes says how busy the host is.
+# How long an example takes says how busy the host is; and examples are the same wherever the suite runs. To look for
+# others: --hypothesis-profile=default.
 hypothesis.settings.register_profile(
     "any-host",
     hypothesis.settings.get_profile(hypothesis.settings.get_current_profile_name()),
     deadline=None,
+    derandomize=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("any-host")
