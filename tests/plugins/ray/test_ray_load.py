@@ -289,11 +289,13 @@ def test_the_command_measures_from_several_nodes_and_tests_limits(
     file = tmp_path / "result.json"
     words = ["load", truth.url, "--nodes", "2", "--rate", "20", *LENGTHS, "--json", str(file),
              "--slo-test", "--slo", "ttft=20000", "--slo-percentile", "80"]  # fmt: skip
-    assert cli.main(["--root", str(tmp_path), *words]) == 0
+    status = cli.main(["--root", str(tmp_path), *words])
     printed = capsys.readouterr().out
     assert "127.0.0.3" in printed
     assert "clock offset ms" in printed
     result = json.loads(file.read_text("utf-8"))
+    # a host that takes the CPU from a driver makes it write late: such a result shows nothing, and that is its status
+    assert status == (1 if result["validity"] == "invalid" else 0)
     nodes = result["window"]["nodes"]
     assert [node["name"] for node in nodes] == ["127.0.0.3", "127.0.0.9"]
     assert result["window"]["processes"] == 2
