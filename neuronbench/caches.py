@@ -14,7 +14,6 @@ from typing import Final, Literal, Protocol, runtime_checkable
 
 from neuronbench.keylocks import Lock
 from neuronbench.protocols import Cache, CacheEntry
-from neuronbench.words import counted as counted  # commands of caches take it from here
 
 _AGES: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SIZES: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from neuronbench.protocols import Check
+from neuronbench.stacks import OF_RESOURCE
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
     from neuronbench.plugins import Plugins
 
 Status: TypeAlias = Literal["ok", "info", "warn", "fail"]
-STACK_KINDS: Final = {"endpoint": "serving", "compiled_model": "compile", "trainer": "train"}
-"""Kind of resource → kind of stack that makes it."""
 TOKEN_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 FILES_WANTED: Final = 4096
 FREE_GB_WANTED: Final = 5.0
@@ -120,9 +119,9 @@ def _backends(settings: Settings, plugins: Plugins) -> Iterator[Check]:
         simulated = ", made up: what is measured here is recorded as simulated" if probe.facts.get("simulated") else ""
         yield Check(name=name, status="ok", found=f"{info.title}, capacity {probe.cores}{simulated}")
         kinds = {
-            STACK_KINDS[provider.kind]
+            OF_RESOURCE[provider.kind]
             for provider in plugins.providers
-            if info.family in provider.families and provider.kind in STACK_KINDS
+            if info.family in provider.families and provider.kind in OF_RESOURCE
         }
         for kind in sorted(kinds):
             try:

@@ -24,6 +24,7 @@ from neuronbench.model import Environment, FrozenMap, Json, fingerprint
 from neuronbench.redaction import is_secret_name
 from neuronbench.redaction import redact as redact
 from neuronbench.redaction import redact_argv as redact_argv
+from neuronbench.stacks import KINDS
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
@@ -57,7 +58,6 @@ HARNESS_PACKAGES: Final = (
     "httptools", "huggingface_hub", "mlflow", "numpy", "orjson", "pluggy", "psutil", "pyarrow", "pytest",
     "pytest-benchmark", "scipy", "uvloop",
 )  # fmt: skip
-STACK_KINDS: Final = ("serving", "compile", "train")
 
 ENV_PREFIXES: Final = (
     "NEURON_", "NEURONX_", "NEURONBENCH_", "VLLM_", "HF_", "TRANSFORMERS_", "OMP_", "KMP_", "GOMP_", "MKL_",
@@ -128,7 +128,7 @@ def _stack_facts(backend: Backend, settings: Settings) -> dict[str, Json]:
     """Versions of the serving stack as `stack.<name>`; those of another interpreter as `stack.<kind>.<name>`."""
     facts: dict[str, Json] = {}
     seen: list[Path] = []
-    for kind in STACK_KINDS:
+    for kind in KINDS:
         try:
             stack = backend.stack(kind, settings)
         except LookupError:

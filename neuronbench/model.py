@@ -7,7 +7,7 @@ exception) `Record`, which is filled while a repeat runs and becomes immutable o
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -38,6 +38,7 @@ __all__ = [
     "jsonable",
     "slug",
     "unit_slug",
+    "verdict_of",
 ]
 
 SCHEMA_VERSION: Final = 1
@@ -224,6 +225,14 @@ class Frozen(RuntimeError):
     """A closed record was written to, or a metric was written twice."""
 
 
+def verdict_of(gates: Iterable[Gate]) -> Validity:
+    """The worst of what gates say; one that could not be evaluated says nothing."""
+    failed = {gate.severity for gate in gates if gate.passed is False}
+    if "invalid" in failed:
+        return Validity.INVALID
+    return Validity.PROVISIONAL if "provisional" in failed else Validity.VALID
+
+
 @dataclass(kw_only=True)
 class Record:
     """What a repeat leaves behind. Filled while it runs, closed exactly once, then written as a receipt."""
@@ -277,12 +286,7 @@ class Record:
         """
         if self.outcome in (Outcome.ERROR, Outcome.TIMEOUT, Outcome.INTERRUPTED):
             return Validity.INVALID
-        failed = {gate.severity for gate in self.gates if gate.passed is False}
-        if "invalid" in failed:
-            return Validity.INVALID
-        if "provisional" in failed:
-            return Validity.PROVISIONAL
-        return Validity.VALID
+        return verdict_of(self.gates)
 
     def add(self, *metrics: Metric) -> None:
         """Add metrics; a key that is already there is an error, because a result is never overwritten."""

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 INSPECT_TIMEOUT_S: Final = 60.0
 PROJECT_STACK: Final = ".venv-cpu"
-KINDS: Final = ("serving", "compile", "train")
+OF_RESOURCE: Final[Mapping[str, str]] = {"endpoint": "serving", "compiled_model": "compile", "trainer": "train"}
+"""Kind of resource → kind of stack; any other resource may need any."""
+KINDS: Final = tuple(OF_RESOURCE.values())
 """Kinds of stack that the core asks for; `any` stands for all."""
 _PLACEHOLDER_BYTES: Final = 4096
 """A distribution whose files, metadata aside, are smaller than this together holds no software."""

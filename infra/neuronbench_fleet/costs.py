@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from neuronbench.catalog.instances import LIFE_CYCLES, price_of
+from neuronbench.words import counted
 from neuronbench_fleet.aws import Aws
 from neuronbench_fleet.errors import UsageError
 
@@ -110,14 +111,8 @@ def cost_text(usd: float | None, *, boxes: int = 1, unpriced: int = 0, what: str
     """
     if usd is None:
         return f"{what} not known, as {'its price is' if boxes == 1 else 'their prices are'} unknown"
-    more = f", and without {some(unpriced, 'box')} of unknown price" if unpriced else ""
+    more = f", and without {counted(unpriced, 'box')} of unknown price" if unpriced else ""
     return f"{what} {money(usd)} (without disks{more})"
-
-
-def some(count: int, what: str) -> str:
-    """`1 box`, `2 boxes`."""
-    plural = f"{what}es" if what.endswith("x") else f"{what}s"
-    return f"{count} {what if count == 1 else plural}"
 
 
 def seconds_of(told: str) -> float:

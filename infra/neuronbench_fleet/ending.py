@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from neuronbench.words import counted
 from neuronbench_fleet.aws import Aws
 from neuronbench_fleet.boxes import (
     ASLEEP,
@@ -20,7 +21,6 @@ from neuronbench_fleet.boxes import (
     terminate,
     wait_for,
 )
-from neuronbench_fleet.costs import some
 from neuronbench_fleet.deployment import Deployment
 from neuronbench_fleet.errors import AwsError, FleetError
 from neuronbench_fleet.running import RunState, runs_on
@@ -147,4 +147,4 @@ def _going_on(state: RunState, box_state: str) -> str:
 
 def _waiting(state: RunState) -> str:
     is_there = "is" if state.unfetched == 1 else "are"
-    return f"{some(state.unfetched, 'receipt')} of {state.run} {is_there} in the bucket and not here"
+    return f"{counted(state.unfetched, 'receipt')} of {state.run} {is_there} in the bucket and not here"

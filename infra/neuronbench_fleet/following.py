@@ -11,9 +11,9 @@ from neuronbench.commands import host
 from neuronbench.shipping import Name, ReceiptShelf, pull
 from neuronbench.weights import Blobs, StoreError
 from neuronbench.weights.s3 import S3Blobs
+from neuronbench.words import counted
 from neuronbench_fleet import boxes
 from neuronbench_fleet.aws import Aws
-from neuronbench_fleet.costs import some
 from neuronbench_fleet.errors import BOX_LOST, TRANSIENT, AwsError
 from neuronbench_fleet.remote.keys import receipts_prefix
 from neuronbench_fleet.runs import HASH_MISMATCH, Asked, exit_status, pause
@@ -193,5 +193,5 @@ def _nowhere(aws: Aws, asked: Asked) -> str:
 
 def _progress(event: Mapping[str, Any]) -> str:
     line = str(event.get("line") or "")
-    count = some(int(event.get("receipts") or 0), "receipt")
+    count = counted(int(event.get("receipts") or 0), "receipt")
     return f"{so_far(event)}; {count}, {event.get('shipped')} in the bucket  {line}".rstrip()

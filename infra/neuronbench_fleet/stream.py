@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from neuronbench.weights import Blobs
-from neuronbench_fleet.costs import cost_text, some
+from neuronbench.words import counted
+from neuronbench_fleet.costs import cost_text
 from neuronbench_fleet.remote.keys import PieceKey, What, boxes_prefix, parse_piece
 from neuronbench_fleet.remote.prior import read_piece
 
@@ -134,7 +135,9 @@ def line_of(box: str, event: Mapping[str, Any]) -> str:
     elif kind == "fetched":
         count = int(event.get("receipts") or 0)
         were = "was" if count == 1 else "were"
-        text = f"{some(count, 'receipt')} of the run {were} fetched from the bucket: what they measured is not repeated"
+        text = (
+            f"{counted(count, 'receipt')} of the run {were} fetched from the bucket: what they measured is not repeated"
+        )
     elif kind == "finished":
         text = ended_text(event)
     return f"-- {str(event.get('at', ''))[11:19]} {kind}: {text}"
@@ -143,7 +146,7 @@ def line_of(box: str, event: Mapping[str, Any]) -> str:
 def ended_text(event: Mapping[str, Any]) -> str:
     """How a run ended, by the event that says so."""
     why = f", {event['text']}" if event.get("text") else ""
-    count = some(int(event.get("shipped") or 0), "receipt")
+    count = counted(int(event.get("shipped") or 0), "receipt")
     return f"exit status {event.get('exit_code')}{why}; {count} in the bucket; {so_far(event)}"
 
 

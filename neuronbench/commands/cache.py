@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from neuronbench.commands import cache_shared, host
+from neuronbench.words import counted
 
 if TYPE_CHECKING:
     from neuronbench.caches import CacheLock
@@ -136,7 +137,7 @@ def status(
 
 def _more(cache: Cache) -> None:
     """Lines for a cache whose entries have states and locks, where there is something to say."""
-    from neuronbench.caches import Locked, Stateful, counted
+    from neuronbench.caches import Locked, Stateful
 
     found = dict(cache.states()) if isinstance(cache, Stateful) else {}
     words = [f"{count} {state}" for state, count in found.items()]

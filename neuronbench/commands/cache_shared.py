@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 import typer
 
 from neuronbench.commands import host
+from neuronbench.words import counted
 
 if TYPE_CHECKING:
     from neuronbench.caches import Shared
@@ -38,7 +39,7 @@ def clean_locks(context: typer.Context, dry_run: DryRun = False) -> None:
     A compiler that was killed leaves its lock, and the next one waits for it. Whether anybody holds one is asked of the
     operating system and of the processes here; a lock of another host, or on a file system of the network, stays.
     """
-    from neuronbench.caches import Locked, counted, said_age
+    from neuronbench.caches import Locked, said_age
 
     taken, left = 0, 0
     for cache in _caches(context):
@@ -69,7 +70,6 @@ def push(context: typer.Context, store: Store, dry_run: DryRun = False, as_json:
     damaged or in use is not sent, and why is said. Doing it again sends only what is missing; a large file goes on
     where it was cut off.
     """
-    from neuronbench.caches import counted
     from neuronbench.weights.meter import Meter, said_bytes
 
     rows: list[dict[str, object]] = []
@@ -130,7 +130,6 @@ def pull(
     that is here is touched. Doing it again goes on where it was cut off. Fails when an entry is not what it should be;
     the others come all the same.
     """
-    from neuronbench.caches import counted
     from neuronbench.weights.meter import Meter, said_bytes
 
     rows: list[dict[str, object]] = []

@@ -70,9 +70,12 @@ class Host:
             )
         back = naming.back_of(name)
         try:
-            found = naming.named(self.store, name)
-            if back is not None:
-                for line in naming.passed_over(naming.latest(self.store, back)):
+            if back is None:
+                found = naming.starting(known, name)
+            else:
+                meant = naming.latest(self.store, back)
+                found = [meant.session]
+                for line in naming.passed_over(meant):
                     complain(line)
         except LookupError as error:
             if back != 0:

@@ -127,9 +127,12 @@ class Selector:
             return None  # a folder as it was typed
         back = naming.back_of(head)
         try:
-            found = naming.named(self.store, head)
-            if back is not None:
-                self._remark(naming.latest(self.store, back))
+            if back is None:
+                found = naming.starting(self.store.sessions(), head)
+            else:
+                meant = naming.latest(self.store, back)
+                found = [meant.session]
+                self._remark(meant)
         except LookupError as error:
             raise SelectionError(str(error)) from error
         if len(found) > 1 and not slash:

@@ -8,6 +8,7 @@ from typing import Final
 
 from neuronbench.model import Outcome, Record, Validity
 from neuronbench.session import Session
+from neuronbench.words import counted
 
 CACHED: Final = "cached: "
 """Beginning of the reason of a point whose receipt is there; the receipt's id follows."""
@@ -27,7 +28,7 @@ def skipped_lines(session: Session, records: Sequence[Record]) -> list[str]:
             counts[reason, remedy] += 1
     lines: list[str] = []
     for (reason, remedy), count in counts.items():
-        lines.append(f"{count} {'point' if count == 1 else 'points'}: {reason or 'no reason was given'}")
+        lines.append(f"{counted(count, 'point')}: {reason or 'no reason was given'}")
         if remedy:
             lines.append(f"    to do: {remedy}")
     return lines
@@ -49,7 +50,7 @@ def cached_line(session: Session, records: Sequence[Record]) -> str:
         of = f"session {next(iter(sessions))}"
     else:
         of = "sessions " + ", ".join(f"{name} ({count})" for name, count in sorted(sessions.items()))
-    line = f"cached: {len(cited)} {'point' if len(cited) == 1 else 'points'} of {of}"
+    line = f"cached: {counted(len(cited), 'point')} of {of}"
     if not unsure:
         return line
     return f"{line}; {len(unsure)} of them provisional: measure those again without --nb-resume"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -12,9 +12,6 @@ from neuronbench.config import CONFIG_FILE
 from neuronbench.model import closest
 from neuronbench.pytest_plugin.keys import NEEDS, POINT
 from neuronbench.session import Session
-
-_STACK_OF: Final[Mapping[str, str]] = {"endpoint": "serving", "compiled_model": "compile", "trainer": "train"}
-"""Kind of resource → kind of stack; any other resource may need any."""
 
 
 def check(session: Session, chosen: Sequence[Any]) -> None:
@@ -46,6 +43,6 @@ def _needed(session: Session, chosen: Sequence[Any]) -> set[str]:
     found: set[str] = set()
     for backend, kind in {(item.stash[POINT].backend, kind) for item in chosen for kind in item.stash[NEEDS]}:
         if session.probe(backend).available:
-            found |= {_STACK_OF[kind]} if kind in _STACK_OF else set(stacks.KINDS)
+            found |= {stacks.OF_RESOURCE[kind]} if kind in stacks.OF_RESOURCE else set(stacks.KINDS)
     told = session.settings.stacks
     return {kind if kind in told else "any" for kind in found}

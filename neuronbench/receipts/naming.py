@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -59,16 +60,9 @@ def latest(store: ReceiptStore, back: int = 0) -> Latest:
     )
 
 
-def named(store: ReceiptStore, name: str) -> list[str]:
-    """The session that `name` means, or all those whose ids start with it; empty where there is none.
-
-    Raises `LookupError` for a `latest` that goes back too far.
-    """
-    back = back_of(name)
-    if back is not None:
-        return [latest(store, back).session]
-    known = store.sessions()
-    return [name] if name in known else [session for session in known if session.startswith(name)]
+def starting(sessions: Sequence[str], name: str) -> list[str]:
+    """The session of that id, or all those whose ids start with it; empty where there is none."""
+    return [name] if name in sessions else [session for session in sessions if session.startswith(name)]
 
 
 def has_receipts(session: Path) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from neuronbench.model import Gate
+from neuronbench.words import counted
 
 UNJUDGED: Final = "not judged"
 """Of a gate that could not be evaluated: it speaks neither for nor against a number."""
@@ -19,7 +20,7 @@ def gate_line(gates: Sequence[Gate], records: int | None = None, verdict: str = 
     """
     count = len(gates) if records is None else records
     gate = max(gates, key=_excess)
-    parts = [f"{verdict or gate.severity}: {gate.id}, {count} record{'s' if count != 1 else ''}", _range(gates, count)]
+    parts = [f"{verdict or gate.severity}: {gate.id}, {counted(count, 'record')}", _range(gates, count)]
     return ": ".join(part for part in (*parts, gate.message) if part)
 
 

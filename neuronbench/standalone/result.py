@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import neuronbench
 from neuronbench.engines.job import Job
-from neuronbench.model import Gate, Json, Metric, Provenance, Validity, jsonable, unit_slug
+from neuronbench.model import Gate, Json, Metric, Provenance, Validity, jsonable, unit_slug, verdict_of
 
 SCHEMA_VERSION = 1
 
@@ -54,7 +54,7 @@ class Result:
     @property
     def validity(self) -> Validity:
         """Worst verdict of the gates, as in a record."""
-        return verdict(self.gates)
+        return verdict_of(self.gates)
 
     def to_json(self) -> dict[str, Json]:
         document: dict[str, Json] = {
@@ -89,14 +89,6 @@ class Result:
         }
         plain: dict[str, Json] = jsonable(document)
         return plain
-
-
-def verdict(gates: Sequence[Gate]) -> Validity:
-    """The worst of what the gates say."""
-    failed = {gate.severity for gate in gates if gate.passed is False}
-    if "invalid" in failed:
-        return Validity.INVALID
-    return Validity.PROVISIONAL if "provisional" in failed else Validity.VALID
 
 
 def nested(metrics: Sequence[Metric]) -> dict[str, Json]:

@@ -12,11 +12,10 @@ import neuronbench
 from neuronbench import measure_search
 from neuronbench.engines.job import Job
 from neuronbench.measure_search import Found, Search
-from neuronbench.model import Json, Validity, jsonable
+from neuronbench.model import Json, Validity, jsonable, verdict_of
 from neuronbench.protocols import PointFailure
 from neuronbench.records import utc_now
 from neuronbench.standalone.native import Extras, MeasureError, connect, environment_of, workload_of
-from neuronbench.standalone.result import verdict
 
 if TYPE_CHECKING:
     from neuronbench.config import Settings
@@ -38,7 +37,7 @@ class RateResult:
     @property
     def validity(self) -> Validity:
         """Worst verdict of the gates, as in a record."""
-        return verdict(self.found.gates())
+        return verdict_of(self.found.gates())
 
     def to_json(self) -> dict[str, Json]:
         found = self.found

@@ -48,9 +48,10 @@ def down(
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
+    from neuronbench.words import counted
     from neuronbench_fleet import blocks
     from neuronbench_fleet.boxes import checked_name, list_boxes
-    from neuronbench_fleet.costs import some, timeout
+    from neuronbench_fleet.costs import timeout
     from neuronbench_fleet.ending import Ending, left_text
     from neuronbench_fleet.errors import FleetError
     from neuronbench_fleet.shown import box_json, total_text
@@ -87,7 +88,8 @@ def down(
     if dry_run:
         say("nothing was changed")
     elif ended:
-        say(f"{name} is down: {some(len(ended), 'box')} ended, nothing is left; {total_text(ended, now, what='cost')}")
+        cost = total_text(ended, now, what="cost")
+        say(f"{name} is down: {counted(len(ended), 'box')} ended, nothing is left; {cost}")
     else:
         say(f"nothing of {name} is there in {there.region}")
 

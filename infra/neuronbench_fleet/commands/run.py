@@ -192,8 +192,8 @@ def _start_and_follow(
 
     from neuronbench.commands import host
     from neuronbench.weights import StoreError
+    from neuronbench.words import counted
     from neuronbench_fleet import estimate, runs
-    from neuronbench_fleet.costs import some
     from neuronbench_fleet.errors import BoxLost, FleetError
     from neuronbench_fleet.following import Ended, receipts_of
     from neuronbench_fleet.following import follow as follow_run
@@ -239,7 +239,7 @@ def _start_and_follow(
         if not isinstance(error, KeyboardInterrupt):
             raise
         raise typer.Exit(130) from None
-    host.say(f"{some(receipts.fetched, 'receipt')} fetched into {here.settings.receipts_dir}")
+    host.say(f"{counted(receipts.fetched, 'receipt')} fetched into {here.settings.receipts_dir}")
     return ended
 
 

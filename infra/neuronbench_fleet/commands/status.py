@@ -41,8 +41,8 @@ def status(
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
+    from neuronbench.words import counted
     from neuronbench_fleet.boxes import LIVE, checked_name, left_over, list_boxes, pings
-    from neuronbench_fleet.costs import some
     from neuronbench_fleet.errors import FleetError
     from neuronbench_fleet.running import RunState, at_work, idle_s, runs_on
     from neuronbench_fleet.shown import box_json, table, total, total_text, warnings
@@ -69,7 +69,7 @@ def status(
     for state in states:
         if state.unfetched:
             fleet = next(box.fleet for box in boxes if box.id == state.box)
-            count = some(state.unfetched, "receipt")
+            count = counted(state.unfetched, "receipt")
             troubles.append(f"{count} of {state.run} not here: neuronbench fleet pull {fleet}")
     if left.volumes:
         troubles.append(f"{left.volumes_gib} GiB of disks without a box: {', '.join(left.volumes)}")

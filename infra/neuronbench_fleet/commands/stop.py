@@ -80,7 +80,7 @@ stop.__doc__ = HELP
 def _stop(
     aws: Aws, there: Deployment, name: str, timeout_s: float, told: Mapping[str, Any], *, as_json: bool
 ) -> None:  # fmt: skip
-    from neuronbench_fleet.costs import some
+    from neuronbench.words import counted
     from neuronbench_fleet.ending import Ending
     from neuronbench_fleet.errors import FleetError
     from neuronbench_fleet.shown import box_json, total_text
@@ -106,7 +106,7 @@ def _stop(
     if aws.dry_run:
         say("nothing was changed")
     elif stopped:
-        say(f"{name} is stopped: {some(len(stopped), 'box')}, {total_text(stopped, now)}; disks go on costing")
+        say(f"{name} is stopped: {counted(len(stopped), 'box')}, {total_text(stopped, now)}; disks go on costing")
     else:
         say(f"nothing of {name} is there in {there.region}")
 

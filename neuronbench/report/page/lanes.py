@@ -252,8 +252,8 @@ def _gate_lines(rows: Sequence[Row], content: Content) -> list[str]:
     for (severity, name), readings in list(groups.items())[:GATES]:
         looked = [record for reading in readings[:LOOKED] if (record := content.source.record(reading))]
         gates = [gate for record in looked for gate in record.gates if gate.id == name and gate.passed is False]
-        count = f"{len(readings)} record{'s' if len(readings) > 1 else ''}"
-        lines.append(gate_line(gates, len(readings)) if gates else f"{severity}: {name}, {count}")
+        alone = f"{severity}: {name}, {counted(len(readings), 'record')}"
+        lines.append(gate_line(gates, len(readings)) if gates else alone)
     return lines
 
 

@@ -9,15 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from neuronbench.commands.host import ProgressLine, complain, say, show, table
 from neuronbench.model import Outcome, Record
+from neuronbench.words import counted
 from neuronbench_ray.place.groups import Box, Group
 from neuronbench_ray.place.ledger import Attempt, Ledger, Loss
 
 GOOD = (Outcome.OK, Outcome.XFAILED, Outcome.SKIPPED, Outcome.CACHED)
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 point`, `2 points`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 class Screen:
